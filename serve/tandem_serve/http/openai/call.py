@@ -24,7 +24,7 @@ from tandem_serve.http.admission.deadline import Deadline
 from tandem_serve.http.admission.slots import SlotRequest
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.openai.generation import EngineRequest, Generation
+from tandem_serve.http.openai.generation import EngineRequests, Generation
 from tandem_serve.http.openai.protocol import GenerationRequest
 from tandem_serve.http.openai.response import ChoiceFormatter, GenerationResponse
 from tandem_serve.http.openai.streaming import EventStream
@@ -72,7 +72,7 @@ class _Call:
     """
 
     engine: EngineClient
-    engine_requests: Sequence[EngineRequest]
+    engine_requests: EngineRequests
     formatter: ChoiceFormatter
     choices_per_prompt: int
     is_stream: bool
@@ -179,18 +179,13 @@ def _engine_requests(
     body: GenerationRequest,
     prompts: Sequence[list[int]],
     sampling: SamplingParams,
-) -> list[EngineRequest]:
+) -> EngineRequests:
     priority = LOWEST_PRIORITY if body.priority is None else body.priority
     given_salt = body.cache_salt or ""
     check_priority(priority)
     check_cache_salt(given_salt)
     salt = cache_salt_of(request, given_salt)
-    return [
-        EngineRequest(
-            prompt_token_ids=token_ids, sampling=sampling, priority=priority, cache_salt=salt
-        )
-        for token_ids in prompts
-    ]
+    return EngineRequests(prompts=prompts, sampling=sampling, priority=priority, cache_salt=salt)
 
 
 async def _respond(
@@ -205,10 +200,10 @@ async def _respond(
     http = state_of(request)
     call_id = http.dependencies.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"
+    generation = Generation(call.engine, engine_id, deadline, trace=trace)
+    await _submit(request, generation, call.engine_requests, held)
     answer = GenerationResponse(
-        generation=Generation(
-            call.engine, call.engine_requests, engine_id, held, deadline, trace=trace
-        ),
+        generation=generation,
         formatter=call.formatter,
         choices_per_prompt=call.choices_per_prompt,
         answer_id=f"{id_prefix}-{call_id}",
@@ -225,3 +220,14 @@ async def _respond(
             comment_after_s=http.settings.comment_after_s,
         )
     return await until_disconnect(request.receive, answer.whole())
+
+
+async def _submit(
+    request: Request, generation: Generation, engine_requests: EngineRequests, held: ExitStack
+) -> None:
+    """Submit all prompts of a call, unless its caller disconnects meanwhile."""
+    submitting = generation.submit(engine_requests, held)
+    if len(engine_requests.prompts) == 1:  # Nearly always; it is done at once.
+        await submitting
+    else:
+        await until_disconnect(request.receive, submitting)

@@ -13,7 +13,12 @@ from tandem_serve.http.errors import ApiError
 from tandem_serve.http.offload import TEXT_POOL
 from tandem_serve.http.openai.call import generate
 from tandem_serve.http.openai.logprobs import TextOffsets, completion_logprobs
-from tandem_serve.http.openai.prompts import check_length, encode_texts, prompt_limit
+from tandem_serve.http.openai.prompts import (
+    TEXT_COST,
+    check_length,
+    encode_texts,
+    prompt_limit,
+)
 from tandem_serve.http.openai.protocol import CompletionRequest
 from tandem_serve.http.openai.response import CollectedChoice
 from tandem_serve.http.openai.sampling import (
@@ -92,13 +97,12 @@ class CompletionAdapter:
                     max_inline_length=max_inline_length,
                     limit=prompt_limit(engine.limits),
                 )
-                _check_lengths(prompts, engine.limits)
-                return prompts
+                check = _check_lengths
             case _TokenIds(each=prompts):
-                _check_lengths(prompts, engine.limits)  # first: it is the cheaper one
-                for token_ids in prompts:
-                    check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
-                return prompts
+                check = _check_ids
+        is_long = TEXT_COST * len(prompts) > max_inline_length
+        await TEXT_POOL.run(is_long, check, prompts, engine.limits)
+        return prompts
 
     def sampling(self, _prompts: Sequence[list[int]], engine: EngineClient) -> SamplingParams:
         """Return the parameters of all prompts."""
@@ -161,6 +165,12 @@ def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:
         check_length(len(token_ids), limits, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
 
 
+def _check_ids(prompts: Sequence[list[int]], limits: EngineLimits) -> None:
+    _check_lengths(prompts, limits)  # first: it is the cheaper one
+    for token_ids in prompts:
+        check_token_ids(token_ids, limits.vocab_size, "prompt")
+
+
 async def _echoes(
     prompts: _Texts | _TokenIds, codec: TextCodec, max_inline_length: int
 ) -> list[str]:
@@ -168,8 +178,10 @@ async def _echoes(
         case _Texts(each=texts):
             return texts
         case _TokenIds(each=lists):
-            is_long = sum(map(len, lists)) > max_inline_length
-            return await TEXT_POOL.run(is_long, lambda: [codec.decode(each) for each in lists])
+            cost = sum(map(len, lists)) + TEXT_COST * len(lists)
+            return await TEXT_POOL.run(
+                cost > max_inline_length, lambda: [codec.decode(each) for each in lists]
+            )
 
 
 class CompletionFormatter:

@@ -17,6 +17,8 @@ USUAL_CHARS: Final = 4
 """Characters of a token in usual texts: longer texts are first checked in pieces."""
 MESSAGE_COST: Final = 64
 """Cost of rendering a message, as a multiple of a character of it."""
+TEXT_COST: Final = 64
+"""Cost of a text to tokenize or of a prompt to check, as a multiple of a character to tokenize."""
 MAX_TEMPLATE_VALUES: Final = 4096
 """Values in chat_template_kwargs, those in lists and objects included."""
 
@@ -74,7 +76,8 @@ async def encode_texts(
         _check_pieces(text, codec, limit, "prompt")
         return codec.encode(text, add_special_tokens=add_special_tokens)
 
-    return await TEXT_POOL.run(sum(map(len, texts)) > max_inline_length, encode)
+    cost = sum(map(len, texts)) + TEXT_COST * len(texts)
+    return await TEXT_POOL.run(cost > max_inline_length, encode)
 
 
 async def encode_messages(

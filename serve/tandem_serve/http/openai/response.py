@@ -4,7 +4,7 @@ Chat and completions differ in the form of their choices only.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -17,8 +17,8 @@ from tandem_serve.http.offload import TEXT_POOL
 from tandem_serve.http.openai.generation import Generation, Usage
 from tandem_serve.http.openai.streaming import DONE, Envelope
 
-_MAX_INLINE_LOGPROBS: Final = 256
-"""Log-probabilities of a prompt that are written on the event loop: a millisecond."""
+_MAX_INLINE: Final = 256
+"""Choices and log-probabilities that are written on the event loop: a millisecond."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class GenerationResponse:
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
                 choices[self._index(prompt, output)].add(output)
-        is_long = any(_is_long(choice.prompt_logprobs) for choice in choices.values())
+        is_long = _are_long(choices.values())
         document = await TEXT_POOL.run(is_long, self._document, choices)
         return Response(document, media_type="application/json")
 
@@ -143,8 +143,16 @@ class GenerationResponse:
         }
 
 
+def _are_long(choices: Collection[CollectedChoice]) -> bool:
+    """True where writing all choices takes so long that streams would notice."""
+    num_logprobs = sum(len(choice.logprobs) for choice in choices)
+    return len(choices) + num_logprobs > _MAX_INLINE or any(
+        _is_long(choice.prompt_logprobs) for choice in choices
+    )
+
+
 def _is_long(prompt_logprobs: PromptLogprobs | None) -> bool:
     """True where writing an answer takes so long that streams would notice."""
     if prompt_logprobs is None:
         return False
-    return len(prompt_logprobs) * (1 + prompt_logprobs.num_top) > _MAX_INLINE_LOGPROBS
+    return len(prompt_logprobs) * (1 + prompt_logprobs.num_top) > _MAX_INLINE
