@@ -15,7 +15,7 @@ from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.async_engine.timeline import Timeline
 from tandem_engine.text.codec import CheckpointCodec
 from tandem_engine.text.detokenizer import Detokenizer
-from tandem_engine.text.stop_strings import StopAutomaton, StopStrings
+from tandem_engine.text.stop_strings import StopStrings, automaton_of
 
 
 class Choice:
@@ -134,7 +134,7 @@ def choices_of(
     context = codec.context(
         request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
     )
-    automaton = StopAutomaton(sampling.stop)
+    automaton = automaton_of(sampling.stop)
     prompt_logprobs: list[PromptLogprobs] = []
     return [
         Choice(

@@ -82,7 +82,7 @@ class CheckpointCodec:
 
     def special_tokens_of(self, texts: Sequence[str]) -> frozenset[int]:
         """Ids of the special tokens among `texts`."""
-        return frozenset(self._special_tokens[one] for one in texts if one in self._special_tokens)
+        return frozenset(self._special_tokens[text] for text in self._special_tokens.keys() & texts)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""

@@ -1,10 +1,12 @@
 """Stop strings: the first one in a growing text, and what may become one held back."""
 
 from collections.abc import Sequence
+from typing import Final
+from weakref import WeakValueDictionary
 
 
 class StopAutomaton:
-    """All stop strings of a request as one automaton, which its choices share.
+    """All stop strings of a request as one automaton, which all choices with the same share.
 
     Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975. A
     character costs the same, however many strings there are. States come into being where a text
@@ -35,6 +37,17 @@ class StopAutomaton:
             new.link(child)
             child = new
         return child
+
+
+_IN_USE: Final[WeakValueDictionary[tuple[str, ...], StopAutomaton]] = WeakValueDictionary()
+
+
+def automaton_of(stops: tuple[str, ...]) -> StopAutomaton:
+    """Return the automaton of `stops`, the one that is in use if there is one; from one thread."""
+    automaton = _IN_USE.get(stops)
+    if automaton is None:
+        automaton = _IN_USE[stops] = StopAutomaton(stops)
+    return automaton
 
 
 class State:

@@ -18,7 +18,7 @@ from tandem_engine.api.request import (
 from tandem_engine.api.step import Advance, SampledToken
 from tandem_engine.async_engine.choice import choices_of
 from tandem_engine.async_engine.stream import RequestStream
-from tandem_engine.text.stop_strings import StopAutomaton, StopStrings
+from tandem_engine.text.stop_strings import StopAutomaton, StopStrings, automaton_of
 from tests.unit.engine.test_text import CODEC
 
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
@@ -143,6 +143,32 @@ def test_a_state_comes_into_being_where_a_text_leads() -> None:
 
     assert not automaton.root.children.get("b")
     assert _num_states(automaton) == 4
+
+
+def test_requests_with_the_same_stop_strings_share_an_automaton() -> None:
+    sampling = [SamplingParams(max_tokens=1, stop=("\n", str(end))) for end in (1, 1, 2)]
+    first, same, other = (
+        choices_of(
+            Request(request_id="r", prompt_token_ids=(1,), sampling=each, max_new_tokens=1),
+            count=1,
+            stream=RequestStream(1, abort=lambda: None),
+            codec=CODEC,
+        )
+        for each in sampling
+    )
+
+    assert first[0]._stops._automaton is same[0]._stops._automaton
+    assert first[0]._stops._automaton is not other[0]._stops._automaton
+
+
+def test_an_automaton_that_no_request_uses_is_forgotten() -> None:
+    finder = StopStrings(automaton_of(("abc",)))
+    finder.push("ab")
+    assert _num_states(automaton_of(("abc",))) == 3
+
+    del finder
+
+    assert _num_states(automaton_of(("abc",))) == 1
 
 
 def _num_states(automaton: StopAutomaton) -> int:
