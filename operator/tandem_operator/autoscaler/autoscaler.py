@@ -284,6 +284,7 @@ class Autoscaler:
             window_s=self._settings.autoscaling.window_seconds,
             ttft_percentile=slo.ttft.percentile if slo.ttft else None,
             tpot_percentile=slo.tpot.percentile if slo.tpot else None,
+            matchers=tuple(self._settings.autoscaling.prometheus.matchers.items()),
         )
         try:
             signals = await self._prometheus.signals(scope)
@@ -293,6 +294,8 @@ class Autoscaler:
         targets = Targets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
         age_s = max_age_s(self._settings.autoscaling)
         disagreeing = await self._cross_check.check(signals, view.pods, view.memory)
+        pods = (pod["metadata"]["name"] for pod in self._cache.of_service(POD, view.key))
+        strangers = view.memory.strangers(pods, signals.pods)
         return measure(
             signals,
             targets,
@@ -301,6 +304,7 @@ class Autoscaler:
             max_age_s=age_s,
             slots=max_in_flight(view.service.spec.server.max_link_num),
             disagreeing=disagreeing,
+            strangers=strangers,
         )
 
     async def _decide(self, view: _View, measured: Measured) -> Told:

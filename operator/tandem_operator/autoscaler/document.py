@@ -176,7 +176,7 @@ def _active(told: Told) -> Condition:
     if told.observation.problem is not None:
         # No replica answers, so there is nothing to measure.
         return Condition(kind, ConditionStatus.UNKNOWN, reason, told.message)
-    if told.observation.unseen or told.remarks.warnings:
+    if told.observation.unseen or told.remarks.strangers or told.remarks.warnings:
         text = told.remarks.left_out
         return Condition(kind, ConditionStatus.TRUE, reasons.PARTIAL_METRICS, text)
     text = "the metrics can be trusted"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -116,12 +117,14 @@ def measure(
     max_age_s: float,
     slots: int | None = None,
     disagreeing: Mapping[str, Doubt] | None = None,
+    strangers: Sequence[str] = (),
 ) -> Measured:
     """Return the observation that signals and pods give together.
 
     While at least half of the replicas that answer can be trusted, they decide; the others are
     unseen. `slots` are the sequences that a replica takes; `disagreeing` has the replicas whose own
-    metrics differ from Prometheus, by pod.
+    metrics differ from Prometheus, by pod. `strangers` are pods of Prometheus that have never been
+    of this service: what comes to them is no demand.
     """
     ready = [
         replica.pod
@@ -151,7 +154,7 @@ def measure(
             ttft=_latency(signals, "ttft", targets.ttft_s, age_s),
             tpot=_latency(signals, "tpot", targets.tpot_s, age_s),
             queue_age_s=figures.queue_age_s,
-            arrival_rate=figures.arrival_rate + _rate_elsewhere(signals, frozenset(ready)),
+            arrival_rate=figures.arrival_rate + _rate_elsewhere(signals, {*ready, *strangers}),
             refused_rate=figures.refused_rate,
             capacity_per_replica=figures.capacity,
             ongoing_requests=figures.ongoing_requests,
@@ -165,6 +168,7 @@ def measure(
             unseen=tuple(doubt.message for doubt in doubts.values()),
             stalled=tuple(stalled),
             lagging=tuple(pod for pod in lagging if pod not in stalled),
+            strangers=tuple(strangers),
             warnings=signals.warnings,
         ),
         engine={name: finite(signals.get(name)) for name in _ENGINE},
@@ -201,9 +205,9 @@ def _doubt(
     return None
 
 
-def _rate_elsewhere(signals: Signals, ready: frozenset[str]) -> float:
+def _rate_elsewhere(signals: Signals, others: AbstractSet[str]) -> float:
     """Return the requests a second that came to replicas which start or end: demand, too."""
-    rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in ready)
+    rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in others)
     return signals.ended_rate + sum(rate for rate in rates if is_amount(rate))
 
 

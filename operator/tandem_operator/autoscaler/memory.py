@@ -43,6 +43,9 @@ class Memory:
     short_since: float | None = None
     """The moment from which on there have been fewer pods than replicas; None: there are enough."""
 
+    scraped: set[str] = field(default_factory=set)
+    """Names of its pods, also of those that have ended and that Prometheus still has."""
+
     conflicts: int = 0
     """Decisions that lost to another write, one after the other."""
 
@@ -81,6 +84,12 @@ class Memory:
         """Keep the moment from which on pods are missing."""
         is_short = pods < replicas
         self.short_since = (self.short_since or now) if is_short else None
+
+    def strangers(self, pods: Iterable[str], scraped: Iterable[str]) -> list[str]:
+        """Return the scraped pods that are not of this service, and have not been."""
+        there, shown = {*pods}, {*scraped}
+        self.scraped = (self.scraped | there) & (there | shown)
+        return sorted(shown - self.scraped)
 
     def measure_cold_starts(self, pods: Iterable[ReplicaPod]) -> None:
         """Add the cold starts of replicas that have begun to answer."""

@@ -21,6 +21,9 @@ class Remarks:
     overdue: tuple[str, ...] = ()
     """Replicas that have not answered for longer than a start takes."""
 
+    strangers: tuple[str, ...] = ()
+    """Pods that Prometheus has of the service, and that have never been of it."""
+
     warnings: tuple[str, ...] = ()
     """Warnings of Prometheus about its answer."""
 
@@ -62,6 +65,13 @@ class Remarks:
             more = f", and {len(self.unseen) - 1} more are unseen" if len(self.unseen) > 1 else ""
             yield f"one replica is left out: {self.unseen[0]}{more}"
 
+        if self.strangers:
+            more = f" and {len(self.strangers) - 1} more" if len(self.strangers) > 1 else ""
+            yield (
+                f"Prometheus has pod {self.strangers[0]}{more} of a service with the same "
+                "namespace and name, such as another cluster's, whose latencies count: set the "
+                "operator's autoscaling.prometheus.matchers"
+            )
         if self.warnings:
             yield f"Prometheus warns that its answer may be incomplete: {self.warnings[0]}"
 

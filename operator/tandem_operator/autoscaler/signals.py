@@ -49,11 +49,15 @@ class Scope:
     """None: the SLO has no such target."""
 
     tpot_percentile: float | None = None
+    matchers: tuple[tuple[str, str], ...] = ()
+    """Further labels of its series, such as that of the cluster, and their values."""
 
     def series(self, name: str) -> str:
         """Return the selector of a series of this service."""
-        namespace, service = _escaped(self.namespace), _escaped(self.service)
-        return f'{name}{{namespace="{namespace}",inference_service="{service}"}}'
+        of_service = ("namespace", self.namespace), ("inference_service", self.service)
+        labels = (*of_service, *self.matchers)
+        matchers = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+        return f"{name}{{{matchers}}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,6 +237,13 @@ class PrometheusSettings(Model):
     ca_file: Annotated[str, Field(pattern="^/")] | None = None
     """File with the certificates that an https URL is checked by; absent: those of the system."""
 
+    matchers: dict[Annotated[str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")], str] = Field(
+        default_factory=dict
+    )
+    """Labels that the replicas' series have beside namespace and service, and their values, such
+    as `cluster: east` in a Prometheus that holds several clusters: it would add up services of the
+    same name."""
+
 
 class AutoscalingSettings(Model):
     """The autoscaler of the services in the modes Auto and Recommend."""

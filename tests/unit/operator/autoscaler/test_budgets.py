@@ -34,12 +34,12 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def under_load(world: World, **replicas: int) -> None:
-    """Have so many replicas of each service, and more load than they carry."""
+    """Have so many replicas of each service, and more load on each than it carries."""
     now = time.time()
     names = {name: [f"{name}-{n}" for n in range(count)] for name, count in replicas.items()}
     world.api.has_pods(*(pod(one, now, name) for name, pods in names.items() for one in pods))
     every = [one for pods in names.values() for one in pods]
-    scraped = fake_prometheus.scraped(every, now - 5)
+    scraped = fake_prometheus.scraped(every, now - 5, arrival_rate=OVERLOAD["arrival_rate"])
     world.prometheus.body = fake_prometheus.answer(HEALTHY | OVERLOAD, scraped, now)
     world.shows(200.0)
 
