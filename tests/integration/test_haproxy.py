@@ -104,6 +104,8 @@ class FakeReplica(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), FakeReplicaHandler)
         self.is_requested = threading.Event()
         self.may_answer = threading.Event()
+        self.head = b""
+        """That of the last request but health checks."""
 
     @property
     def port(self) -> int:
@@ -115,7 +117,10 @@ class FakeReplicaHandler(socketserver.StreamRequestHandler):
         assert isinstance(self.server, FakeReplica)
         with suppress(ConnectionError):
             while line := self.rfile.readline():
-                self.rfile.read(self._content_length())
+                head = b"".join(iter(self.rfile.readline, b"\r\n"))
+                self.rfile.read(content_length(head))
+                if b"/-/healthz" not in line:
+                    self.server.head = head
                 if b"/stream" in line:
                     self.wfile.write(SILENT_STREAM)
                     self.server.may_answer.wait()
@@ -126,12 +131,10 @@ class FakeReplicaHandler(socketserver.StreamRequestHandler):
                     self.server.may_answer.wait()
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
-    def _content_length(self) -> int:
-        found = 0
-        while header := self.rfile.readline().strip().lower():
-            name, _, value = header.partition(b":")
-            found = int(value) if name == b"content-length" else found
-        return found
+
+def content_length(head: bytes) -> int:
+    fields = dict(line.partition(b":")[::2] for line in head.lower().splitlines())
+    return int(fields.get(b"content-length", 0))
 
 
 @pytest.fixture
@@ -258,6 +261,50 @@ def test_the_head_and_a_comment_of_a_silent_stream_are_passed_on_at_once(
 
     assert answer.headers["content-type"] == "text/event-stream"
     assert (begin, rest) == (COMMENT, b"")
+
+
+DROPPED = {
+    "an id that is not UTF-8": b"x-request-id: caf\xe9",
+    "an id beyond ASCII": "x-request-id: café".encode(),
+    "an id with a space": b"X-Request-ID: a b",
+    "an id that is too long": b"x-request-id: " + b"a" * 129,
+    "two ids": b"x-request-id: a\r\nx-request-id: \xe9",
+    "a timeout": b"x-request-timeout-seconds: 1\xe9",
+    "a model": b"serve_multiplexed_model_id: \xe9",
+    "a model, spelt otherwise": b"Serve-Multiplexed-Model-Id: \xe9",
+    "a session": b"x-session-id: \xe9",
+    "a request without its caller": b"X-Request-Disconnect-Disabled: ?1",
+}
+PASSED_ON = {
+    "an id": b"x-request-id: " + b"~" * 128,
+    "a timeout": b"x-request-timeout-seconds: 2.5",
+    "another header": b"x: caf\xe9",
+}
+
+
+def test_headers_that_serve_cannot_read_or_tandem_does_not_have_are_dropped(
+    tmp_path: Path, replica: FakeReplica
+) -> None:
+    heads, passed_on = {}, {}
+    with ray_s_haproxy(tmp_path, replica.port) as client:
+        for case, header in DROPPED.items():
+            assert answer_to(client, b"GET / HTTP/1.1", header).startswith(b"HTTP/1.1 200 ")
+            heads[case] = replica.head.lower()
+        for case, header in PASSED_ON.items():
+            answer_to(client, b"GET / HTTP/1.1", header)
+            passed_on[case] = header in replica.head
+
+    names = {case: header.partition(b":")[0].lower() for case, header in DROPPED.items()}
+    assert [case for case, name in names.items() if name in heads[case]] == []
+    assert passed_on == dict.fromkeys(PASSED_ON, True)
+
+
+def answer_to(client: httpx.Client, line: bytes, header: bytes = b"x: y") -> bytes:
+    """The whole answer to a request without a body, after which the connection ends."""
+    address = (client.base_url.host, client.base_url.port)
+    with closing(socket.create_connection(address)) as connection:
+        connection.sendall(b"%s\r\nHost: a\r\nConnection: close\r\n%s\r\n\r\n" % (line, header))
+        return read_to_the_end(connection)
 
 
 SLOW = {

@@ -12,6 +12,8 @@ Serve has no settings for these (Ray 2.60):
   replicas. It gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that
   is no HTTP or comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is
   known yet.)
+- A header that Serve reads in front of a replica, and that is not UTF-8, makes it answer with a
+  `500 text/plain`. Such headers are taken away here.
 - While a service has no replica, Serve hands requests to a proxy on the head, in which they wait
   for one, unbounded and for ever. On the head, which stands behind the endpoint of a service that
   may be without replicas, they get a 503 that says when to come again; requests for text are
@@ -84,6 +86,19 @@ _HEALTHY_AT_ZERO: Final = (
 _DRAINING: Final = 'string "This node is being drained."'
 _STATS: Final = "listen stats\n"
 
+# Models that share a replica, sessions that stay at one, and requests that go on without their
+# callers: Serve reads these headers, and Tandem has nothing of it.
+_HEADER_RULES: Final = """\
+    http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg
+    http-request del-header ^x[-_]session[-_]id$ -m reg
+    http-request del-header x-request-disconnect-disabled
+    acl has_unreadable_timeout req.fhdr(x-request-timeout-seconds) -m reg '[^ -~]'
+    http-request del-header x-request-timeout-seconds if has_unreadable_timeout
+    acl has_invalid_request_id req.fhdr(x-request-id) -m reg '[^!-~]'
+    acl has_invalid_request_id req.fhdr(x-request-id) -m len gt 128
+    http-request del-header x-request-id if has_invalid_request_id
+"""
+
 _UNAVAILABLE: Final = "No replica is available; try again in a moment."
 _ERRORS: Final = {
     400: (
@@ -131,7 +146,8 @@ def patched(configuration: str, *, folder: Path, max_files: int, is_head: bool =
         is_head: True on the node of a Ray head in Kubernetes.
     """
     limited = limit_header_time(limit_connections(configuration, max_files=max_files))
-    changed = close_when_draining(use_json_error_pages(limited, folder=folder))
+    readable = drop_unreadable_headers(use_json_error_pages(limited, folder=folder))
+    changed = close_when_draining(readable)
     return answer_at_zero(changed, folder=folder) if is_head else changed
 
 
@@ -158,6 +174,21 @@ def answer_at_zero(configuration: str, *, folder: Path) -> str:
         )
     routed = _ROUTING.sub(lambda found: found[0] + rules, configuration, count=1)
     return routed.replace(_STATS, backends + _STATS, 1)
+
+
+def drop_unreadable_headers(configuration: str) -> str:
+    """The configuration, without headers that Serve would fail to read, or Tandem does not have.
+
+    An `x-request-id` stays under the condition that the replica has for it.
+    """
+    return _with_rules(configuration, _HEADER_RULES)
+
+
+def _with_rules(configuration: str, rules: str) -> str:
+    """The configuration, with rules of the frontend before all others."""
+    if rules in configuration:
+        return configuration
+    return configuration.replace(_FRONTEND, _FRONTEND + rules, 1)
 
 
 def close_when_draining(configuration: str) -> str:

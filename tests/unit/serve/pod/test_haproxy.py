@@ -98,7 +98,8 @@ NO_BACKEND = (
     "    http-request return status 404 content-type text/plain lf-string \"Path '%[path]'\"\n"
     "backend http-tiny\n    http-request return status 404\n"
 )
-SERVE_S = f"global\n    maxconn 16384\n{DEFAULTS}{ERROR_FILES}{NO_BACKEND}"
+FRONTEND = "frontend http_frontend\n    bind :8000\n"
+SERVE_S = f"global\n    maxconn 16384\n{DEFAULTS}{ERROR_FILES}{FRONTEND}{NO_BACKEND}"
 
 
 def test_serve_writes_the_lines_that_are_patched() -> None:
@@ -122,6 +123,7 @@ def test_a_patched_configuration_is_patched_once() -> None:
     assert "/x/500.http" not in once
     assert once.count("return status 404") == 1
     assert once.count("timeout http-request ") == 1
+    assert once.count("del-header x-request-id") == 1
 
 
 @pytest.mark.parametrize(("max_files", "maxconn"), [(1_048_576, 16384), (20_000, 7795), (100, 1)])
