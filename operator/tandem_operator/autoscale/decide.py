@@ -1,9 +1,9 @@
 """observation, policy, history, now → the number of replicas, with its reason; pure.
 
-More replicas: as many as the replicas' own model needs for the load that arrives, at least one more
-when a target is missed. Fewer: only if one fewer is predicted to keep targets and KV cache, for all
-of a window that is no shorter than a cold start. Whatever cannot be trusted leaves the number as it
-is.
+More replicas: as many as the replicas' own model needs for the load that arrives, with headroom
+while it rises; at least one more when a target is missed. Fewer: only if one fewer is predicted to
+keep targets and KV cache, for all of a window that is no shorter than a cold start. Whatever cannot
+be trusted leaves the number as it is.
 """
 
 import math
@@ -74,7 +74,12 @@ def decide(
     problem = observation.find_problem(policy.max_age_s)
     load = None
     if problem is None:
-        load = load_of(case.observation, policy, history.last_ongoing_requests(now))
+        load = load_of(
+            case.observation,
+            policy,
+            history.last_ongoing_requests(now),
+            headroom=_headroom(case),
+        )
     verdict = _by_trust(case, problem)
     if verdict is None and load is not None:
         verdict = _by_load(case, load)
@@ -88,6 +93,15 @@ def decide(
         recommended=verdict.recommended,
         inputs=_inputs(observation, load, case.down_window_s),
     )
+
+
+def _headroom(case: _Case) -> float:
+    """Return the headroom of a load that rises, or may; 1 for one that is known.
+
+    Load goes on to rise while replicas start. What came before asks for no more than then.
+    """
+    before = case.history.highest_rate(case.now, case.policy.known_s)
+    return 1.0 if before is not None and not _exceeds(case, before) else case.policy.headroom
 
 
 def _by_bounds(case: _Case, before: int, verdict: _Verdict) -> _Verdict:
@@ -227,15 +241,19 @@ def _shrink(case: _Case, load: Load) -> _Verdict:
 
 
 def _is_rising(case: _Case, window_s: float) -> bool:
-    """Return True when more requests arrive than in all of the window, by more than by chance.
+    """Return True when more requests arrive than in all of the window.
 
     A rate over a window does not show a step whole yet.
     """
-    rate = case.observation.arrival_rate or 0.0
     before = case.history.highest_rate(case.now, window_s)
+    return before is not None and _exceeds(case, before)
+
+
+def _exceeds(case: _Case, before: float) -> bool:
+    """Return True when more requests arrive than before, by more than by chance."""
+    rate = case.observation.arrival_rate or 0.0
     # Standard deviation of a Poisson number over its window.
-    chance = math.sqrt(rate / case.policy.settle_s)
-    return before is not None and rate - chance > before
+    return rate - math.sqrt(rate / case.policy.settle_s) > before
 
 
 def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
@@ -279,6 +297,7 @@ def _inputs(
         "needed_by_rate": load.needed_by_rate if load else None,
         "needed_by_ongoing": load.needed_by_ongoing if load else None,
         "fewest": load.fewest if load else None,
+        "headroom": load.headroom if load else None,
         "down_window_s": down_window_s,
     }
     return {name: finite(value) for name, value in found.items()}

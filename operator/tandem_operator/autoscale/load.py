@@ -43,8 +43,11 @@ class Load:
     what has piled up."""
 
     fewest: int | None
-    """Fewest replicas that are predicted to keep targets and KV cache with hysteresis on top of
-    headroom; None: unknown."""
+    """Fewest replicas that are predicted to keep targets and KV cache with the headroom of a load
+    that rises; None: unknown."""
+
+    headroom: float
+    """That of the replicas needed."""
 
     @property
     def needed(self) -> int | None:
@@ -80,11 +83,16 @@ class Load:
 
 
 def load_of(
-    observation: Observation, policy: ScalingPolicy, ongoing_before: float | None = None
+    observation: Observation,
+    policy: ScalingPolicy,
+    ongoing_before: float | None = None,
+    *,
+    headroom: float,
 ) -> Load:
     """Return the load that trusted measurements show.
 
     `ongoing_before` is the number of ongoing requests at the decision before; None: unknown.
+    `headroom` is that of the replicas needed: a known load has less than the policy's.
     """
     ttft = observation.ttft
     queue_age_s = observation.queue_age_s or 0.0
@@ -95,11 +103,14 @@ def load_of(
         tpot_ratio=_ratio(observation.tpot, policy) if _is_in_reach("tpot", observation) else None,
         queue_age_ratio=min(queue_age_s / ttft.target_s, MAX_RATIO) if ttft else None,
         refused_ratio=_refused_ratio(observation, policy),
-        needed_by_rate=_needed_by_rate(observation, policy, queue_age_s) if is_feasible else None,
-        needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before)
+        needed_by_rate=_needed_by_rate(observation, policy, queue_age_s, headroom)
+        if is_feasible
+        else None,
+        needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before, headroom)
         if is_feasible
         else None,
         fewest=_fewest_of_all(observation, policy, queue_age_s),
+        headroom=headroom,
     )
 
 
@@ -126,7 +137,7 @@ def _ratio(signal: LatencySignal | None, policy: ScalingPolicy) -> float | None:
 
 
 def _needed_by_rate(
-    observation: Observation, policy: ScalingPolicy, queue_age_s: float
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float, headroom: float
 ) -> int | None:
     rate, capacity = observation.demand, observation.capacity_per_replica
     if not capacity:
@@ -135,19 +146,19 @@ def _needed_by_rate(
     # that hangs makes that age grow for ever, so it counts up to the time to drain.
     backlog = rate * min(queue_age_s, policy.drain_s)
     return max(
-        _ceil(rate * policy.headroom / capacity),
+        _ceil(rate * headroom / capacity),
         _ceil((rate + backlog / policy.drain_s) / capacity),
     )
 
 
 def _needed_by_ongoing(
-    observation: Observation, policy: ScalingPolicy, before: float | None
+    observation: Observation, policy: ScalingPolicy, before: float | None, headroom: float
 ) -> int | None:
     if observation.pending:
         return None
     if before is not None and (observation.ongoing_requests or 0.0) < before:
         return None
-    return _by_ongoing(observation, policy, policy.headroom)
+    return _by_ongoing(observation, policy, headroom)
 
 
 def _by_ongoing(observation: Observation, policy: ScalingPolicy, headroom: float) -> int | None:
@@ -190,10 +201,9 @@ def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float)
     )
     ttft = observation.ttft
     by_queue = _ceil(queue_age_s * ready * policy.hysteresis / ttft.target_s) if ttft else 0
-    margin = policy.headroom * policy.hysteresis
     return max(
-        _ceil(rate * margin / capacity),
-        _by_ongoing(observation, policy, margin) or 0,
+        _ceil(rate * policy.headroom / capacity),
+        _by_ongoing(observation, policy, policy.headroom) or 0,
         _by_kv_usage(observation, policy),
         by_queue,
         *by_signals,
@@ -207,8 +217,8 @@ def _fewest_running(observation: Observation, policy: ScalingPolicy) -> int | No
         return None
     if not any(known):
         return 0
-    margin = policy.headroom * policy.hysteresis
-    return max(1, _by_ongoing(observation, policy, margin) or 0, _by_kv_usage(observation, policy))
+    by_ongoing = _by_ongoing(observation, policy, policy.headroom) or 0
+    return max(1, by_ongoing, _by_kv_usage(observation, policy))
 
 
 def _by_kv_usage(observation: Observation, policy: ScalingPolicy) -> int:

@@ -15,6 +15,7 @@ _AT_LEAST: dict[str, float] = {
     "min_samples": 1,
     "max_age_s": 0,
     "headroom": 1,
+    "known_s": 0,
     "hysteresis": 1,
     "drain_s": 1,
 }
@@ -69,10 +70,14 @@ class ScalingPolicy:
     """Seconds from which on a measurement is stale."""
 
     headroom: float = 1.25
-    """Capacity that is kept for each unit of load: load over capacity is at most 1/headroom."""
+    """Capacity for each unit of load. A load that rises is given so much, what is above it is
+    removed, and between 1 and it a known load leaves the number as it is."""
+
+    known_s: float = 900.0
+    """Seconds for which an arrival rate is known: when it comes again it does not rise."""
 
     hysteresis: float = 1.1
-    """Further factor on load and latencies before a replica is removed."""
+    """Further factor on latencies and queue before a replica is removed."""
 
     max_kv_usage: float = 0.9
     """Usage of the KV cache that the remaining replicas may reach when one is removed."""

@@ -67,7 +67,7 @@ def test_a_fall_settles_at_the_arithmetic_and_misses_nothing(seed: int) -> None:
     run = Run(step(30.0, 12.0), POLICY, 5, seed=seed).until(5400)
     steps = run.changes(STEP_S)
 
-    assert run.numbers()[-1] == math.ceil(12.0 * POLICY.headroom * POLICY.hysteresis / CAPACITY)
+    assert run.numbers()[-1] == math.ceil(12.0 * POLICY.headroom / CAPACITY)
     assert {change for _, change in steps} == {-1}
     assert steps[0][0] >= STEP_S + POLICY.down_window_s
     assert all(later[0] - first[0] >= POLICY.settle_s for first, later in pairwise(steps))

@@ -145,11 +145,11 @@ def with_ongoing(replicas: int, ongoing: float, **values: Any) -> Observation:
 
 
 def test_ongoing_requests_ask_for_replicas_before_the_rate_shows_the_load() -> None:
-    """(40 - √40)·1.25²/20 = 2.6 at two full replicas, where 14 requests/s need 1.75."""
+    """60 - √60 are more than two replicas hold, where 14 requests/s need 1.4."""
     loop = Loop()
     loop.run(with_ongoing(2, 20.0), seconds=60)
     begun = loop.now
-    decision = loop.run(with_ongoing(2, 40.0), seconds=60)
+    decision = loop.run(with_ongoing(2, 60.0), seconds=60)
 
     assert (decision.desired, decision.reason) == (3, Reason.PREDICTED_OVERLOAD)
     assert decision.inputs["needed_by_rate"] == 2
@@ -162,7 +162,28 @@ def test_rate_and_ongoing_requests_that_agree_need_no_window() -> None:
     loop.run(with_ongoing(2, 20.0), seconds=60)
 
     assert loop.step(with_ongoing(2, 20.0, arrival_rate=24.0)).reason is Reason.STABILIZING
-    assert loop.step(with_ongoing(2, 40.0, arrival_rate=24.0)).desired == 3
+    assert loop.step(with_ongoing(2, 60.0, arrival_rate=24.0)).desired == 3
+
+
+def test_headroom_is_for_a_load_that_rises_and_what_it_got_it_keeps() -> None:
+    """30·1.25/10 = 3.75 while 30 are new, 30/10 = 3 once they were there."""
+    rising, known = Loop(), Loop()
+    rising.run(observed(3), seconds=300)
+    known.run(observed(3, arrival_rate=30.0), seconds=15)
+    known.steps(observed(3, arrival_rate=21.0), seconds=600)
+
+    assert rising.step(observed(3, arrival_rate=30.0)).inputs["needed"] == 4
+    assert known.step(observed(3, arrival_rate=30.0)).inputs["needed"] == 3
+    assert known.steps(observed(4, arrival_rate=30.0), seconds=1800)[-1].desired == 4
+    assert known.steps(observed(4, arrival_rate=24.0), seconds=1800)[-1].desired == 3
+
+
+def test_a_load_is_new_again_when_it_was_long_ago() -> None:
+    loop = Loop()
+    loop.step(observed(3, arrival_rate=30.0))
+    loop.steps(observed(3, arrival_rate=21.0), seconds=POLICY.known_s)
+
+    assert loop.step(observed(3, arrival_rate=30.0)).inputs["headroom"] == POLICY.headroom
 
 
 def test_ongoing_requests_that_get_fewer_ask_for_none() -> None:
@@ -189,8 +210,8 @@ def test_a_replica_that_its_ongoing_requests_need_stays() -> None:
     light = {"arrival_rate": 8.0, "ttft": ttft(0.35), "tpot": tpot(0.045), "kv_usage": 0.2}
     few, many = Loop(), Loop()
 
-    assert few.steps(with_ongoing(3, 9.0, **light), seconds=900)[-1].desired == 2
-    assert many.steps(with_ongoing(3, 30.0, **light), seconds=900)[-1].desired == 3
+    assert few.steps(with_ongoing(3, 9.0, **light), seconds=900)[-1].desired == 1
+    assert many.steps(with_ongoing(3, 45.0, **light), seconds=900)[-1].desired == 3
 
 
 def test_none_is_removed_while_more_requests_arrive_than_in_all_of_the_window() -> None:
@@ -290,7 +311,7 @@ def test_fewer_replicas_only_after_all_of_the_window() -> None:
     assert loop.run(light, seconds=285).reason is Reason.STABILIZING
     decision = loop.step(light)
     assert (decision.desired, decision.reason) == (3, Reason.UNDERUSED)
-    assert decision.recommended == 2
+    assert decision.recommended == 1
 
 
 def test_replicas_are_removed_one_at_a_time_and_each_step_settles() -> None:
@@ -325,7 +346,7 @@ def test_the_window_is_no_shorter_than_a_measured_cold_start() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param({"arrival_rate": 8.0}, id="8·1.25·1.1/10 > 1"),
+        pytest.param({"arrival_rate": 8.1}, id="8.1·1.25/10 > 1"),
         pytest.param({"kv_usage": 0.5}, id="the KV cache of one would be full"),
         pytest.param({"ttft": ttft(1.2)}, id="0.3 + 0.9·2 > 1.5/1.1"),
         pytest.param({"tpot": tpot(0.06)}, id="0.04 + 0.02·2 > 0.08/1.1"),

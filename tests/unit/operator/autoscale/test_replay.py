@@ -44,7 +44,7 @@ def replayed(
     return list(replay(past, lambda _: policy, cold_start_s=cold_start_s))
 
 
-STEP = [7.0] * 8 + [35.0] * 40 + [7.0] * 60
+STEP = [7.0] * 8 + [21.0, 28.0, 35.0] + [45.0] * 37 + [7.0] * 60
 
 
 def test_the_policy_that_ran_decides_as_it_did() -> None:
