@@ -1,5 +1,6 @@
 """The real HAProxy, started as Ray Serve starts it, with the configuration that Serve writes."""
 
+import json
 import os
 import resource
 import socket
@@ -297,6 +298,22 @@ def test_headers_that_serve_cannot_read_or_tandem_does_not_have_are_dropped(
     names = {case: header.partition(b":")[0].lower() for case, header in DROPPED.items()}
     assert [case for case, name in names.items() if name in heads[case]] == []
     assert passed_on == dict.fromkeys(PASSED_ON, True)
+
+
+@pytest.mark.parametrize("has_replica", [True, False])
+def test_a_method_that_no_path_supports_is_refused_in_openai_s_form(
+    tmp_path: Path, replica: FakeReplica, *, has_replica: bool
+) -> None:
+    unknown = (b"BREW /v1/models", b"LINK /v1/models", b"get /v1/models", b"CONNECT a:80")
+    with ray_s_haproxy(tmp_path, replica.port if has_replica else 0) as client:
+        answers = [answer_to(client, b"%s HTTP/1.1" % line) for line in unknown]
+        others = {client.request(method, "/").status_code for method in wrapper._METHODS}
+
+    for answer in answers:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.lower().startswith(b"http/1.1 405 ")
+        assert json.loads(body)["error"]["code"] == "method_not_allowed"
+    assert others == {200 if has_replica else 503}
 
 
 def answer_to(client: httpx.Client, line: bytes, header: bytes = b"x: y") -> bytes:

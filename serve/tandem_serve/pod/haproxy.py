@@ -14,6 +14,8 @@ Serve has no settings for these (Ray 2.60):
   known yet.)
 - A header that Serve reads in front of a replica, and that is not UTF-8, makes it answer with a
   `500 text/plain`. Such headers are taken away here.
+- A replica's HTTP server answers a method that it does not know with a `400 text/plain`, and
+  HAProxy itself `CONNECT` with a 503. They get a 405 here, in OpenAI's form.
 - While a service has no replica, Serve hands requests to a proxy on the head, in which they wait
   for one, unbounded and for ever. On the head, which stands behind the endpoint of a service that
   may be without replicas, they get a 503 that says when to come again; requests for text are
@@ -86,6 +88,8 @@ _HEALTHY_AT_ZERO: Final = (
 _DRAINING: Final = 'string "This node is being drained."'
 _STATS: Final = "listen stats\n"
 
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+"""Methods that reach the replica, which says which ones a path supports."""
 # Models that share a replica, sessions that stay at one, and requests that go on without their
 # callers: Serve reads these headers, and Tandem has nothing of it.
 _HEADER_RULES: Final = """\
@@ -118,6 +122,13 @@ _ERRORS: Final = {
 }
 """HAProxy's own failures, and what a client gets for them: status, code and sentence."""
 
+_METHOD: Final = "tandem-405.http"
+_METHOD_PAGE: Final = (
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    "method_not_allowed",
+    "No path supports the method of the request; send GET or POST.",
+)
+
 _AT_ZERO: Final = "tandem-at-zero.http"
 _AT_ZERO_PAGE: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -147,7 +158,7 @@ def patched(configuration: str, *, folder: Path, max_files: int, is_head: bool =
     """
     limited = limit_header_time(limit_connections(configuration, max_files=max_files))
     readable = drop_unreadable_headers(use_json_error_pages(limited, folder=folder))
-    changed = close_when_draining(readable)
+    changed = close_when_draining(refuse_unknown_methods(readable, folder=folder))
     return answer_at_zero(changed, folder=folder) if is_head else changed
 
 
@@ -182,6 +193,13 @@ def drop_unreadable_headers(configuration: str) -> str:
     An `x-request-id` stays under the condition that the replica has for it.
     """
     return _with_rules(configuration, _HEADER_RULES)
+
+
+def refuse_unknown_methods(configuration: str, *, folder: Path) -> str:
+    """The configuration, with an answer to methods that no path supports."""
+    known = f"acl has_known_method method {' '.join(_METHODS)}"
+    refusal = f"http-request return status 405 errorfile {folder / _METHOD} if !has_known_method"
+    return _with_rules(configuration, f"    {known}\n    {refusal}\n")
 
 
 def _with_rules(configuration: str, rules: str) -> str:
@@ -226,6 +244,7 @@ def limit_connections(configuration: str, *, max_files: int) -> str:
 def error_pages() -> dict[str, str]:
     """Name of a file → the whole HTTP response in it, for each answer of the proxy itself."""
     pages = {_file_name(status): _page(*page) for status, page in _ERRORS.items()}
+    pages[_METHOD] = _page(*_METHOD_PAGE)
     return pages | {_AT_ZERO: _page(*_AT_ZERO_PAGE, retry_after_s=AT_ZERO_RETRY_AFTER_S)}
 
 
