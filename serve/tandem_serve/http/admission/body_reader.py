@@ -185,8 +185,13 @@ def _json_object(body: bytearray) -> dict[str, Any]:
     return document
 
 
+def _is_number(text: str) -> bool:
+    """True for digits of HTTP; Python takes those of other scripts for digits as well."""
+    return text.isascii() and text.isdecimal()
+
+
 def _is_more(digits: str, limit: int) -> bool:
-    if not digits.isdecimal():
+    if not _is_number(digits):
         return False
     # The length goes first: int() refuses thousands of digits with an error of its own.
     significant = digits.lstrip("0") or "0"
@@ -195,4 +200,4 @@ def _is_more(digits: str, limit: int) -> bool:
 
 def _number(digits: str) -> int:
     """Length that a header announces, if it is not too large; 0 when it announces none."""
-    return int(digits.lstrip("0") or "0") if digits.isdecimal() else 0
+    return int(digits.lstrip("0") or "0") if _is_number(digits) else 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_serve.http.admission.body_reader import MAX_COST
+from tandem_serve.http.admission.body_reader import MAX_COST, _is_more, _number
 from tandem_serve.http.admission.json_cost import (
     CONTAINER_COST,
     MEMBER_COST,
@@ -417,3 +417,15 @@ async def test_what_takes_long_to_render_is_rendered_beside_the_event_loop(
 
     assert len(threads) == 2
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("digits", ["٣٣", "３３", "3٣", "²", "-3", "+3", " 3", "3_3", ""])
+def test_only_ascii_digits_announce_a_length(digits: str) -> None:
+    assert not _is_more(digits, 0)
+    assert _number(digits) == 0
+
+
+def test_a_length_may_have_leading_zeros() -> None:
+    assert _is_more("0033", 32)
+    assert not _is_more("0033", 33)
+    assert _number("0033") == 33
