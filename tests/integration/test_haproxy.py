@@ -316,6 +316,22 @@ def test_a_method_that_no_path_supports_is_refused_in_openai_s_form(
     assert others == {200 if has_replica else 503}
 
 
+def test_a_request_to_become_a_websocket_is_one_like_any_other(
+    tmp_path: Path, replica: FakeReplica
+) -> None:
+    lines = (
+        b"Connection: Upgrade",
+        b"Upgrade: websocket",
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        b"Sec-WebSocket-Version: 13",
+    )
+    with ray_s_haproxy(tmp_path, replica.port) as client:
+        answer = answer_to(client, b"GET / HTTP/1.1", b"\r\n".join(lines))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"upgrade: " not in replica.head.lower()
+
+
 def answer_to(client: httpx.Client, line: bytes, header: bytes = b"x: y") -> bytes:
     """The whole answer to a request without a body, after which the connection ends."""
     address = (client.base_url.host, client.base_url.port)

@@ -16,6 +16,8 @@ Serve has no settings for these (Ray 2.60):
   `500 text/plain`. Such headers are taken away here.
 - A replica's HTTP server answers a method that it does not know with a `400 text/plain`, and
   HAProxy itself `CONNECT` with a 503. They get a 405 here, in OpenAI's form.
+- A request to become a WebSocket gets a `403 text/plain`, and its connection stays open. It is a
+  request like any other here.
 - While a service has no replica, Serve hands requests to a proxy on the head, in which they wait
   for one, unbounded and for ever. On the head, which stands behind the endpoint of a service that
   may be without replicas, they get a 503 that says when to come again; requests for text are
@@ -90,6 +92,7 @@ _STATS: Final = "listen stats\n"
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 """Methods that reach the replica, which says which ones a path supports."""
+_UPGRADE_RULE: Final = "    http-request del-header upgrade\n"
 # Models that share a replica, sessions that stay at one, and requests that go on without their
 # callers: Serve reads these headers, and Tandem has nothing of it.
 _HEADER_RULES: Final = """\
@@ -158,7 +161,8 @@ def patched(configuration: str, *, folder: Path, max_files: int, is_head: bool =
     """
     limited = limit_header_time(limit_connections(configuration, max_files=max_files))
     readable = drop_unreadable_headers(use_json_error_pages(limited, folder=folder))
-    changed = close_when_draining(refuse_unknown_methods(readable, folder=folder))
+    plain = ignore_upgrades(refuse_unknown_methods(readable, folder=folder))
+    changed = close_when_draining(plain)
     return answer_at_zero(changed, folder=folder) if is_head else changed
 
 
@@ -200,6 +204,11 @@ def refuse_unknown_methods(configuration: str, *, folder: Path) -> str:
     known = f"acl has_known_method method {' '.join(_METHODS)}"
     refusal = f"http-request return status 405 errorfile {folder / _METHOD} if !has_known_method"
     return _with_rules(configuration, f"    {known}\n    {refusal}\n")
+
+
+def ignore_upgrades(configuration: str) -> str:
+    """The configuration, without changes of protocol, which HTTP lets a server ignore."""
+    return _with_rules(configuration, _UPGRADE_RULE)
 
 
 def _with_rules(configuration: str, rules: str) -> str:

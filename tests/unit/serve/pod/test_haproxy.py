@@ -124,6 +124,7 @@ def test_a_patched_configuration_is_patched_once() -> None:
     assert once.count("return status 404") == 1
     assert once.count("timeout http-request ") == 1
     assert once.count("del-header x-request-id") == 1
+    assert once.count("del-header upgrade") == 1
     assert once.count("return status 405 errorfile /pages/tandem-405.http ") == 1
 
 
