@@ -79,6 +79,7 @@ def decide(
             policy,
             history.last_ongoing_requests(now),
             headroom=_headroom(case),
+            margin=_margin(case),
         )
     verdict = _by_trust(case, problem)
     if verdict is None and load is not None:
@@ -102,6 +103,19 @@ def _headroom(case: _Case) -> float:
     """
     before = case.history.highest_rate(case.now, case.policy.known_s)
     return 1.0 if before is not None and not _exceeds(case, before) else case.policy.headroom
+
+
+def _margin(case: _Case) -> float:
+    """Return the capacity for each unit of load that remains when replicas are removed.
+
+    The highest load that is known keeps its headroom: given back, it would be asked for again. One
+    that has fallen is given what a known load needs.
+    """
+    policy = case.policy
+    before = case.history.highest_rate(case.now, policy.known_s) or 0.0
+    rate = case.observation.arrival_rate or 0.0
+    has_fallen = rate + _chance(case) < before
+    return policy.hysteresis if has_fallen else max(policy.headroom, policy.hysteresis)
 
 
 def _by_bounds(case: _Case, before: int, verdict: _Verdict) -> _Verdict:
@@ -251,9 +265,12 @@ def _is_rising(case: _Case, window_s: float) -> bool:
 
 def _exceeds(case: _Case, before: float) -> bool:
     """Return True when more requests arrive than before, by more than by chance."""
-    rate = case.observation.arrival_rate or 0.0
-    # Standard deviation of a Poisson number over its window.
-    return rate - math.sqrt(rate / case.policy.settle_s) > before
+    return (case.observation.arrival_rate or 0.0) - _chance(case) > before
+
+
+def _chance(case: _Case) -> float:
+    """Return the standard deviation of the arrival rate: that of a Poisson number in its window."""
+    return math.sqrt((case.observation.arrival_rate or 0.0) / case.policy.settle_s)
 
 
 def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:

@@ -43,8 +43,8 @@ class Load:
     what has piled up."""
 
     fewest: int | None
-    """Fewest replicas that are predicted to keep targets and KV cache with the headroom of a load
-    that rises; None: unknown."""
+    """Fewest replicas that are predicted to keep targets and KV cache with a margin; None:
+    unknown."""
 
     headroom: float
     """That of the replicas needed."""
@@ -88,11 +88,13 @@ def load_of(
     ongoing_before: float | None = None,
     *,
     headroom: float,
+    margin: float,
 ) -> Load:
     """Return the load that trusted measurements show.
 
     `ongoing_before` is the number of ongoing requests at the decision before; None: unknown.
-    `headroom` is that of the replicas needed: a known load has less than the policy's.
+    `headroom` and `margin` are the capacity for each unit of load of the replicas that are needed,
+    and of the fewest.
     """
     ttft = observation.ttft
     queue_age_s = observation.queue_age_s or 0.0
@@ -109,7 +111,7 @@ def load_of(
         needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before, headroom)
         if is_feasible
         else None,
-        fewest=_fewest_of_all(observation, policy, queue_age_s),
+        fewest=_fewest_of_all(observation, policy, queue_age_s, margin),
         headroom=headroom,
     )
 
@@ -178,15 +180,20 @@ def _by_ongoing(observation: Observation, policy: ScalingPolicy, headroom: float
 
 
 def _fewest_of_all(
-    observation: Observation, policy: ScalingPolicy, queue_age_s: float
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float, margin: float
 ) -> int | None:
     """Return the fewest replicas with the most load that there may be."""
     most = observation.at_most()
-    fewest = _fewest(most, policy, queue_age_s) if most.demand else _fewest_running(most, policy)
+    if most.demand:
+        fewest = _fewest(most, policy, queue_age_s, margin)
+    else:
+        fewest = _fewest_running(most, policy, margin)
     return None if fewest is None else max(fewest, observation.unseen)
 
 
-def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float) -> int | None:
+def _fewest(
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float, margin: float
+) -> int | None:
     rate, capacity = observation.demand, observation.capacity_per_replica
     if not capacity or observation.kv_usage is None or not observation.is_feasible:
         return None
@@ -202,23 +209,22 @@ def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float)
     ttft = observation.ttft
     by_queue = _ceil(queue_age_s * ready * policy.hysteresis / ttft.target_s) if ttft else 0
     return max(
-        _ceil(rate * policy.headroom / capacity),
-        _by_ongoing(observation, policy, policy.headroom) or 0,
+        _ceil(rate * margin / capacity),
+        _by_ongoing(observation, policy, margin) or 0,
         _by_kv_usage(observation, policy),
         by_queue,
         *by_signals,
     )
 
 
-def _fewest_running(observation: Observation, policy: ScalingPolicy) -> int | None:
+def _fewest_running(observation: Observation, policy: ScalingPolicy, margin: float) -> int | None:
     """Return the fewest replicas that hold the running answers, while no request arrives."""
     known = (observation.ongoing_requests, observation.kv_usage)
     if known == (None, None):
         return None
     if not any(known):
         return 0
-    by_ongoing = _by_ongoing(observation, policy, policy.headroom) or 0
-    return max(1, by_ongoing, _by_kv_usage(observation, policy))
+    return max(1, _by_ongoing(observation, policy, margin) or 0, _by_kv_usage(observation, policy))
 
 
 def _by_kv_usage(observation: Observation, policy: ScalingPolicy) -> int:

@@ -70,14 +70,15 @@ class ScalingPolicy:
     """Seconds from which on a measurement is stale."""
 
     headroom: float = 1.25
-    """Capacity for each unit of load. A load that rises is given so much, what is above it is
-    removed, and between 1 and it a known load leaves the number as it is."""
+    """Capacity for each unit of a load that rises, kept while it stays as high. One that is known
+    has 1: at its capacity a replica keeps the targets."""
 
     known_s: float = 900.0
     """Seconds for which an arrival rate is known: when it comes again it does not rise."""
 
     hysteresis: float = 1.1
-    """Further factor on latencies and queue before a replica is removed."""
+    """Factor that the remaining replicas have room for when one is removed: on latencies, queue,
+    and a load that has fallen."""
 
     max_kv_usage: float = 0.9
     """Usage of the KV cache that the remaining replicas may reach when one is removed."""

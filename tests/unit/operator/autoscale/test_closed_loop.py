@@ -29,8 +29,8 @@ def step(before: float, after: float) -> Callable[[float], float]:
 
 
 def capacity_for(rate: float) -> int:
-    """Return the replicas that a load needs, by arithmetic."""
-    return math.ceil(rate * POLICY.headroom / CAPACITY)
+    """Return the replicas that a known load is left with, by arithmetic."""
+    return math.ceil(rate * POLICY.hysteresis / CAPACITY)
 
 
 def turns(run: Run) -> list[float]:
@@ -64,10 +64,10 @@ def test_a_step_settles_within_two_periods_of_the_cold_start(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fall_settles_at_the_arithmetic_and_misses_nothing(seed: int) -> None:
-    run = Run(step(30.0, 12.0), POLICY, 5, seed=seed).until(5400)
+    run = Run(step(30.0, 12.0), POLICY, capacity_for(30.0), seed=seed).until(5400)
     steps = run.changes(STEP_S)
 
-    assert run.numbers()[-1] == math.ceil(12.0 * POLICY.headroom / CAPACITY)
+    assert run.numbers()[-1] == capacity_for(12.0)
     assert {change for _, change in steps} == {-1}
     assert steps[0][0] >= STEP_S + POLICY.down_window_s
     assert all(later[0] - first[0] >= POLICY.settle_s for first, later in pairwise(steps))
@@ -119,7 +119,7 @@ def test_replicas_that_never_answer_are_replaced_as_far_as_one_is_lost(num_never
     run = Run(step(12.0, 30.0), POLICY, 2, num_never=num_never).until(3 * 3600)
     working = run.moments[-1].observation.ready
 
-    assert max(run.numbers()) <= capacity_for(30.0) + num_never
+    assert max(run.numbers()) <= capacity_for(30.0 * POLICY.headroom) + num_never
     assert working >= capacity_for(30.0) - (num_never - 1)
     assert not turns(run)
 

@@ -165,27 +165,6 @@ def test_rate_and_ongoing_requests_that_agree_need_no_window() -> None:
     assert loop.step(with_ongoing(2, 60.0, arrival_rate=24.0)).desired == 3
 
 
-def test_headroom_is_for_a_load_that_rises_and_what_it_got_it_keeps() -> None:
-    """30·1.25/10 = 3.75 while 30 are new, 30/10 = 3 once they were there."""
-    rising, known = Loop(), Loop()
-    rising.run(observed(3), seconds=300)
-    known.run(observed(3, arrival_rate=30.0), seconds=15)
-    known.steps(observed(3, arrival_rate=21.0), seconds=600)
-
-    assert rising.step(observed(3, arrival_rate=30.0)).inputs["needed"] == 4
-    assert known.step(observed(3, arrival_rate=30.0)).inputs["needed"] == 3
-    assert known.steps(observed(4, arrival_rate=30.0), seconds=1800)[-1].desired == 4
-    assert known.steps(observed(4, arrival_rate=24.0), seconds=1800)[-1].desired == 3
-
-
-def test_a_load_is_new_again_when_it_was_long_ago() -> None:
-    loop = Loop()
-    loop.step(observed(3, arrival_rate=30.0))
-    loop.steps(observed(3, arrival_rate=21.0), seconds=POLICY.known_s)
-
-    assert loop.step(observed(3, arrival_rate=30.0)).inputs["headroom"] == POLICY.headroom
-
-
 def test_ongoing_requests_that_get_fewer_ask_for_none() -> None:
     loop = Loop()
     loop.step(with_ongoing(2, 60.0))

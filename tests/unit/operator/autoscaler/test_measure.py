@@ -171,10 +171,11 @@ def test_of_an_idle_service_the_unseen_replicas_stay() -> None:
     idle = {"arrival_rate": 0.0, "ongoing_requests": 0.0, "kv_usage": 0.0}
     found, replicas = of_many(4, **idle)
     policy = ScalingPolicy(min_replicas=0, max_replicas=9)
+    margins = {"headroom": 1.25, "margin": 1.1}
 
-    assert load_of(measured(found, replicas).observation, policy, headroom=1.0).fewest == 0
+    assert load_of(measured(found, replicas).observation, policy, **margins).fewest == 0
     blind = measured(without_pod(found, "r000"), replicas)
-    assert load_of(blind.observation, policy, headroom=1.0).fewest == 1
+    assert load_of(blind.observation, policy, **margins).fewest == 1
 
 
 def test_one_hanging_request_is_named_and_not_fed() -> None:
