@@ -295,7 +295,7 @@ class Autoscaler:
         age_s = max_age_s(self._settings.autoscaling)
         disagreeing = await self._cross_check.check(signals, view.pods, view.memory)
         pods = (pod["metadata"]["name"] for pod in self._cache.of_service(POD, view.key))
-        strangers = view.memory.strangers(pods, signals.pods)
+        strangers = view.memory.strangers(pods, (*signals.pods, *signals.ended))
         return measure(
             signals,
             targets,

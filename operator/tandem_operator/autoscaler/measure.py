@@ -168,7 +168,8 @@ def measure(
             unseen=tuple(doubt.message for doubt in doubts.values()),
             stalled=tuple(stalled),
             lagging=tuple(pod for pod in lagging if pod not in stalled),
-            strangers=tuple(strangers),
+            # Of those that have ended it is not known since when: they may be its own.
+            strangers=tuple(pod for pod in strangers if pod in signals.pods),
             warnings=signals.warnings,
         ),
         engine={name: finite(signals.get(name)) for name in _ENGINE},
@@ -207,8 +208,9 @@ def _doubt(
 
 def _rate_elsewhere(signals: Signals, others: AbstractSet[str]) -> float:
     """Return the requests a second that came to replicas which start or end: demand, too."""
-    rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in others)
-    return signals.ended_rate + sum(rate for rate in rates if is_amount(rate))
+    scraped = {pod: one.arrival_rate or 0.0 for pod, one in signals.pods.items()}
+    rates = {**scraped, **signals.ended}
+    return sum(rate for pod, rate in rates.items() if pod not in others and is_amount(rate))
 
 
 def _latency(

@@ -118,8 +118,8 @@ class Signals:
     pods: Mapping[str, PodSample] = field(default_factory=dict)
     """The replicas that were scraped, by pod."""
 
-    ended_rate: float = 0.0
-    """Requests a second, over the window, of replicas that are not scraped any more."""
+    ended: Mapping[str, float] = field(default_factory=dict)
+    """Requests a second, over the window, of replicas that are not scraped any more, by pod."""
 
     evaluated_at: float = math.nan
     """The moment of the query by Prometheus' clock."""
@@ -310,11 +310,13 @@ def signals_of(samples: Sequence[Sample]) -> Signals:
             # Prometheus answers a name once; of more than one, none can be trusted.
             values[name] = math.nan if name in values else value
     pods = {pod: sample for pod, parts in by_pod.items() if (sample := _pod_sample(parts))}
-    ended = (parts.get("arrival_rate", 0.0) for pod, parts in by_pod.items() if pod not in pods)
+    ended = {
+        pod: parts.get("arrival_rate", 0.0) for pod, parts in by_pod.items() if pod not in pods
+    }
     return Signals(
         values=values,
         pods=pods,
-        ended_rate=sum(rate for rate in ended if math.isfinite(rate) and rate > 0),
+        ended={pod: rate for pod, rate in ended.items() if math.isfinite(rate) and rate > 0},
         evaluated_at=values.pop("evaluated_at", math.nan),
     )
 

@@ -12,6 +12,8 @@ from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName, 
 from tandem_serve.api.quantity import Memory, parse_cpu
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
+# Names that begin with two underscores are Prometheus' own.
+_LABEL_NAME: Final = "^_?[a-zA-Z][a-zA-Z0-9_]*$"
 
 # uid and gid 1000 are the replica image's own user, and on Ascend hosts HwHiAiUser, whom the
 # device files belong to.
@@ -237,12 +239,23 @@ class PrometheusSettings(Model):
     ca_file: Annotated[str, Field(pattern="^/")] | None = None
     """File with the certificates that an https URL is checked by; absent: those of the system."""
 
-    matchers: dict[Annotated[str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")], str] = Field(
-        default_factory=dict
+    matchers: dict[str, str] = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": _LABEL_NAME}}
     )
     """Labels that the replicas' series have beside namespace and service, and their values, such
     as `cluster: east` in a Prometheus that holds several clusters: it would add up services of the
     same name."""
+
+    @field_validator("matchers")
+    @classmethod
+    def _match_labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(_LABEL_NAME, name):
+                raise ValueError(
+                    f"'{name}' is not a name of a label; write one such as cluster: a "
+                    "letter, then letters, digits and underscores"
+                )
+        return value
 
 
 class AutoscalingSettings(Model):

@@ -53,6 +53,7 @@ def test_lint_finds_nothing(helm: Helm, file: Path | None) -> None:
         ({"settings": {"resyncSeconds": "60"}}, "/settings/resyncSeconds"),
         ({"settings": {"namespaces": ["default"]}}, "additional properties 'namespaces'"),
         ({"settings": {"replica": {"cpuOvercommit": 0}}}, "/settings/replica/cpuOvercommit"),
+        ({"settings": {"autoscaling": {"prometheus": {"matchers": {"a-b": "x"}}}}}, "'a-b'"),
     ],
     ids=json.dumps,
 )

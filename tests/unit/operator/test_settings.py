@@ -145,6 +145,12 @@ access:
             id="peer",
         ),
         pytest.param(
+            f"{SMALLEST}\nautoscaling: {{prometheus: {{matchers: {{a-b: east}}}}}}",
+            "autoscaling.prometheus.matchers: 'a-b' is not a name of a label; write one such as "
+            "cluster: a letter, then letters, digits and underscores",
+            id="matcher",
+        ),
+        pytest.param(
             f"{SMALLEST}\ndefaultNpuProfile: a9",
             "defaultNpuProfile 'a9' is not one of npuProfiles; allowed: atlas-300i-duo, "
             "atlas-800i-a2, atlas-800i-a3, cce-ascend-1980",

@@ -154,7 +154,7 @@ def test_a_replica_without_its_counter_is_none() -> None:
 def test_requests_of_a_replica_that_is_gone_stay_demand_for_the_window() -> None:
     pods = {**scraped(["a"]), "gone": {"arrival_rate": 2.5}, "odd": {"arrival_rate": math.nan}}
 
-    assert read(answer({}, pods)).ended_rate == 2.5
+    assert read(answer({}, pods)).ended == {"gone": 2.5}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import time
 
 from tests.unit.operator.autoscaler.fake_api import pod, service
+from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, answer, scraped
 from tests.unit.operator.autoscaler.world import KEY, World, with_status
 
 
@@ -32,6 +33,24 @@ async def test_a_pod_that_has_ended_is_no_stranger(world: World) -> None:
 
     await operator.step(KEY)
 
+    assert world.api.condition("ScalingActive") == ("True", "ValidMetrics")
+
+
+async def test_what_came_to_an_ended_pod_is_demand_of_its_own_service_alone(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
+    world.load({"arrival_rate": 60.0}, pods=3)
+    operator = world.operator()
+    await operator.step(KEY)
+    now = time.time()
+    left = [f"replica-{number}" for number in range(2)]
+    world.api.has_pods(*(pod(name, now) for name in left))
+    ended = {"replica-2": {"arrival_rate": 20.0}, "of-another-cluster": {"arrival_rate": 500.0}}
+    world.prometheus.body = answer(HEALTHY, scraped(left, now - 5, arrival_rate=20.0) | ended, now)
+    world.api.deliver()
+
+    await operator.step(KEY)
+
+    assert world.last["inputs"]["arrivalRate"] == 60
     assert world.api.condition("ScalingActive") == ("True", "ValidMetrics")
 
 
