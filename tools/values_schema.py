@@ -12,7 +12,7 @@ from typing import Any, Final
 from tandem_operator.render.settings import OperatorSettings
 
 SCHEMA: Final = Path(__file__).parents[1] / "charts/tandem/values.schema.json"
-# The chart fills these, so a user may leave them out.
+# The chart's templates ask for these, in one sentence that says what to write.
 _FILLED: Final = {"OperatorSettings": "replica", "ReplicaDefaults": "image"}
 
 

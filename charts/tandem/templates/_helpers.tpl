@@ -27,8 +27,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- default (.Values.serviceAccount.create | ternary (include "tandem.fullname" .) "default") .Values.serviceAccount.name -}}
 {{- end -}}
 
+{{/* Refuse the value `name` unless its image names a registry, as nodes tell one: by a dot, a port, or localhost. */}}
+{{- define "tandem.checkRegistry" -}}
+{{- if not (regexMatch "^(localhost|[^/]*[.:][^/]*)/." .image) -}}
+{{- fail (printf "%s is %q, which names no registry: a node would pull it from docker.io, where the name may be another owner's; write one such as registry.example/tandem/%s" .name .image .which) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tandem.image" -}}
 {{- with .Values.image -}}
+{{- include "tandem.checkRegistry" (dict "name" "image.repository" "image" .repository "which" "operator") -}}
 {{- if .digest -}}
 {{- printf "%s@%s" .repository .digest -}}
 {{- else -}}
@@ -45,13 +53,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{/* The operator's settings: what the chart knows, with .Values.settings over it. */}}
 {{- define "tandem.settings" -}}
+{{- $replica := dig "replica" "image" "" .Values.settings -}}
+{{- include "tandem.checkRegistry" (dict "name" "settings.replica.image" "image" $replica "which" (printf "replica:%s" .Chart.AppVersion)) -}}
 {{- $operator := dict
   "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace))
   "podSelector" (dict "matchLabels" (include "tandem.selectorLabels" . | fromYaml)) -}}
 {{- $known := dict
   "namespaces" .Values.namespaces
   "prometheusRule" .Values.metrics.prometheusRule
-  "replica" (dict "image" (printf "tandem/replica:%s" .Chart.AppVersion))
   "access" (dict "operator" (list $operator) "kuberay" .Values.networkPeers.kuberay "prometheus" .Values.networkPeers.prometheus) -}}
 {{- mustMergeOverwrite $known (deepCopy .Values.settings) | toYaml -}}
 {{- end -}}

@@ -12,6 +12,7 @@ import yaml
 ROOT: Final = Path(__file__).parents[3]
 CHART: Final = ROOT / "charts/tandem"
 VALUES: Final = sorted((CHART / "ci").glob("*-values.yaml"))
+_IMAGES: Final = CHART / "ci/default-values.yaml"
 
 Object = dict[str, Any]
 
@@ -44,9 +45,10 @@ class Helm:
     def template(
         self, *args: str, values: Sequence[Path | Mapping[str, Any]] = (), namespace: str = "sys"
     ) -> list[Object]:
-        """The objects of a release called tandem."""
+        """The objects of a release called tandem; `values` need not name the images."""
         text = self.run(
-            "template", "tandem", str(CHART), "--namespace", namespace, *args, values=values
+            *("template", "tandem", str(CHART), "--namespace", namespace, *args),
+            values=[_IMAGES, *values],
         )
         return [one for one in yaml.safe_load_all(text) if one]
 

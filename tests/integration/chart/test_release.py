@@ -11,12 +11,12 @@ from tests.integration.chart.release import CRD, NAME, OPERATOR, Release, isvc, 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.name if file else "default")
-def test_the_api_server_takes_every_object(release: Release, file: Path | None) -> None:
+@pytest.mark.parametrize("file", VALUES, ids=lambda file: file.name)
+def test_the_api_server_takes_every_object(release: Release, file: Path) -> None:
     # The CRDs of the Prometheus operator are not here.
     objects = release.helm.template(
         "--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false",
-        namespace="default", values=[file] if file else [],
+        namespace="default", values=[file],
     )  # fmt: skip
     everything = {"apiVersion": "v1", "kind": "List", "items": objects}
 

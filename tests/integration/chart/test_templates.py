@@ -26,9 +26,9 @@ def settings(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return read
 
 
-@pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.name if file else "default")
-def test_lint_finds_nothing(helm: Helm, file: Path | None) -> None:
-    helm.run("lint", "--strict", str(CHART), values=[file] if file else [])
+@pytest.mark.parametrize("file", VALUES, ids=lambda file: file.name)
+def test_lint_finds_nothing(helm: Helm, file: Path) -> None:
+    helm.run("lint", "--strict", str(CHART), values=[file])
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,9 @@ def test_the_pod_monitor_follows_the_namespaces_that_are_served(helm: Helm) -> N
     assert selected("--set", "namespaces={a,b}") == {"matchNames": ["a", "b"]}
 
 
-@pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.name if file else "default")
-def test_the_same_values_render_the_same_objects(helm: Helm, file: Path | None) -> None:
-    values = [file] if file else []
-
-    assert helm.template(values=values) == helm.template(values=values)
+@pytest.mark.parametrize("file", VALUES, ids=lambda file: file.name)
+def test_the_same_values_render_the_same_objects(helm: Helm, file: Path) -> None:
+    assert helm.template(values=[file]) == helm.template(values=[file])
 
 
 def test_the_pod_is_hardened(helm: Helm) -> None:
@@ -190,14 +188,47 @@ def test_a_digest_wins_over_the_tag(helm: Helm) -> None:
     objects = helm.template("--set", f"image.tag=x,image.digest={digest}")
 
     pod = only(objects, "Deployment")["spec"]["template"]["spec"]
-    assert pod["containers"][0]["image"] == f"tandem/operator@{digest}"
+    assert pod["containers"][0]["image"] == f"registry.example/tandem/operator@{digest}"
+
+
+OPERATOR, REPLICA = "image.repository", "settings.replica.image"
+
+
+@pytest.mark.parametrize("name", [OPERATOR, REPLICA])
+@pytest.mark.parametrize("image", ["tandem", "tandem/it", "a/b.c/it", "registry.example/"])
+def test_an_image_without_a_registry_is_refused(helm: Helm, name: str, image: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        helm.template("--set", f"{name}={image}")
+
+    said = f'{name} is "{image}", which names no registry: a node would pull it from docker.io'
+    assert said in str(refused.value)
+    assert "; write one such as registry.example/tandem/" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [(OPERATOR, REPLICA), (REPLICA, OPERATOR)],
+    ids=["operator's", "replicas'"],
+)
+def test_one_image_alone_is_not_enough(helm: Helm, given: str, missing: str) -> None:
+    with pytest.raises(HelmFailed, match=f'{missing} is "", which names no registry'):
+        helm.run("template", "tandem", str(CHART), "--set", f"{given}=registry.test/it")
+
+
+@pytest.mark.parametrize("registry", ["docker.io", "localhost", "host:5000", "10.0.0.1:80/a"])
+def test_images_of_any_registry_are_taken(helm: Helm, registry: str) -> None:
+    replica = f"{registry}/it@sha256:{'a' * 64}"
+    objects = helm.template("--set", f"{OPERATOR}={registry}/it,{REPLICA}={replica}")
+
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == f"{registry}/it:0.1.0"
+    assert settings(objects)["replica"]["image"] == replica
 
 
 def test_the_chart_fills_the_settings_that_it_knows(helm: Helm) -> None:
     made = settings(helm.template(namespace="there"))
 
     assert made["namespaces"] == []
-    assert made["replica"]["image"].startswith("tandem/replica:")
     operator = made["access"]["operator"][0]
     assert operator["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == "there"
     labels = only(helm.template(), "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -205,10 +236,12 @@ def test_the_chart_fills_the_settings_that_it_knows(helm: Helm) -> None:
 
 
 def test_settings_of_the_user_win(helm: Helm) -> None:
-    values = {"settings": {"replica": {"image": "mine:1"}, "access": {"prometheus": []}}}
+    values = {
+        "settings": {"replica": {"image": "registry.test/mine:1"}, "access": {"prometheus": []}}
+    }
     made = settings(helm.template(values=[values]))
 
-    assert made["replica"]["image"] == "mine:1"
+    assert made["replica"]["image"] == "registry.test/mine:1"
     assert made["access"]["prometheus"] == []
     assert made["access"]["kuberay"]
 
@@ -269,7 +302,7 @@ def test_the_crd_is_kept_unless_told_otherwise(helm: Helm) -> None:
 
 
 def test_long_names_stay_within_what_kubernetes_takes(helm: Helm) -> None:
-    text = helm.run("template", "r" * 53, str(CHART))
+    text = helm.run("template", "r" * 53, str(CHART), values=VALUES[-1:])
     named = [one["metadata"]["name"] for one in yaml.safe_load_all(text) if one]
 
     assert max(len(name) for name in named) <= 63
