@@ -186,10 +186,16 @@ class Peer(Model):
         }
 
 
-def _pods_labelled(**labels: str) -> list[Peer]:
+def _pods(namespace: str, **labels: str) -> list[Peer]:
+    """Return the pods of one namespace that have labels: labels alone may be on any pod."""
     named = {f"app.kubernetes.io/{name}": value for name, value in labels.items()}
     return [
-        Peer(namespace_selector=LabelSelector(), pod_selector=LabelSelector(match_labels=named))
+        Peer(
+            namespace_selector=LabelSelector(
+                match_labels={"kubernetes.io/metadata.name": namespace}
+            ),
+            pod_selector=LabelSelector(match_labels=named),
+        )
     ]
 
 
@@ -197,14 +203,16 @@ class AccessSettings(Model):
     """Peers that may connect to the pods of a service, as lists of NetworkPolicyPeers."""
 
     kuberay: list[Peer] = Field(
-        default_factory=lambda: _pods_labelled(component="kuberay-operator")
+        default_factory=lambda: _pods("kuberay-system", component="kuberay-operator")
     )
     """KubeRay's operator: it hands the Serve document to Ray's dashboard."""
 
-    operator: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="tandem-operator"))
+    operator: list[Peer] = Field(
+        default_factory=lambda: _pods("tandem-system", name="tandem-operator")
+    )
     """This operator: it reads Ray's dashboard and the replicas' metrics."""
 
-    prometheus: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="prometheus"))
+    prometheus: list[Peer] = Field(default_factory=lambda: _pods("monitoring", name="prometheus"))
     """Prometheus: it reads the metrics."""
 
     clients: list[Peer] = Field(default_factory=lambda: [Peer(namespace_selector=LabelSelector())])

@@ -235,6 +235,19 @@ def test_the_chart_fills_the_settings_that_it_knows(helm: Helm) -> None:
     assert operator["podSelector"]["matchLabels"].items() <= labels.items()
 
 
+def test_no_peer_by_default_is_let_in_by_its_labels_alone(helm: Helm) -> None:
+    objects = helm.template(namespace="there")
+    access = settings(objects)["access"]
+    ingress = only(objects, "NetworkPolicy")["spec"]["ingress"]
+    peers = [peer for name in ("kuberay", "operator", "prometheus") for peer in access[name]]
+    peers += [peer for rule in ingress for peer in rule["from"]]
+
+    namespaces = [
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in peers
+    ]
+    assert namespaces == ["kuberay-system", "there", "monitoring", "monitoring"]
+
+
 def test_settings_of_the_user_win(helm: Helm) -> None:
     values = {
         "settings": {"replica": {"image": "registry.test/mine:1"}, "access": {"prometheus": []}}

@@ -65,6 +65,7 @@ def test_the_chart_and_the_package_have_one_version() -> None:
 
 def test_settings_that_the_chart_leaves_empty_have_defaults_in_the_operator() -> None:
     made = OperatorSettings.model_validate({"replica": {"image": "x"}})
+    peers = yaml.safe_load((CHART / "values.yaml").read_text())["networkPeers"]
 
-    assert made.access.kuberay
-    assert made.access.prometheus
+    assert [peer.manifest() for peer in made.access.kuberay] == peers["kuberay"]
+    assert [peer.manifest() for peer in made.access.prometheus] == peers["prometheus"]

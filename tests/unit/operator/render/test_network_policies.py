@@ -1,27 +1,39 @@
 """Clients of each port, one row a port; and the pods that evictions may take."""
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pytest
 
 from tandem_operator.render.settings import OperatorSettings
 from tests.unit.operator.render.services import one, rendered
 
-OWN = {"serving.tandem.dev/service": "tiny"}
-OTHER = {"serving.tandem.dev/service": "other"}
-KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
-OPERATOR = {"app.kubernetes.io/name": "tandem-operator"}
-PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-STRANGER = {"app": "anything"}
+HERE: Final = "models"
+"""The service's namespace."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A pod that connects."""
+
+    labels: dict[str, str]
+    namespace: str = "elsewhere"
+
+
+OWN = Caller({"serving.tandem.dev/service": "tiny"})
+OTHER = Caller({"serving.tandem.dev/service": "other"})
+KUBERAY = Caller({"app.kubernetes.io/component": "kuberay-operator"}, "kuberay-system")
+OPERATOR = Caller({"app.kubernetes.io/name": "tandem-operator"}, "tandem-system")
+PROMETHEUS = Caller({"app.kubernetes.io/name": "prometheus"}, "monitoring")
+STRANGER = Caller({"app": "anything"})
 REPLICA = 9464
 SERVE, METRICS, DASHBOARD, GCS, CLIENT, AGENT, HAPROXY = 8000, 8080, 8265, 6379, 10001, 52365, 9101
 
 
-def may_connect(policy: Any, labels: dict[str, str], port: int, *, elsewhere: bool = True) -> bool:
+def may_connect(policy: Any, caller: Caller, port: int) -> bool:
     """Kubernetes' rule: any rule that names the peer and the port lets it in."""
     return any(
-        _names_port(rule, port)
-        and any(_names_pod(peer, labels, elsewhere=elsewhere) for peer in rule["from"])
+        _names_port(rule, port) and any(_names_pod(peer, caller) for peer in rule["from"])
         for rule in policy["spec"]["ingress"]
     )
 
@@ -30,17 +42,17 @@ def _names_port(rule: Any, port: int) -> bool:
     return "ports" not in rule or any(entry["port"] == port for entry in rule["ports"])
 
 
-def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
+def _names_pod(peer: Any, caller: Caller) -> bool:
     assert peer.keys() <= {"namespaceSelector", "podSelector"}
-    if elsewhere and "namespaceSelector" not in peer:
-        return False
-    assert peer.get("namespaceSelector", {}) == {}
-    expected = peer.get("podSelector", {}).get("matchLabels", {})
-    return bool(expected.items() <= labels.items())
+    here = {"matchLabels": {"kubernetes.io/metadata.name": HERE}}
+    namespaces = peer.get("namespaceSelector", here).get("matchLabels", {})
+    pods = peer.get("podSelector", {}).get("matchLabels", {})
+    in_namespace = namespaces.items() <= {"kubernetes.io/metadata.name": caller.namespace}.items()
+    return in_namespace and bool(pods.items() <= caller.labels.items())
 
 
 @pytest.mark.parametrize(
-    ("component", "labels", "port", "let_in"),
+    ("component", "caller", "port", "let_in"),
     [
         ("worker", STRANGER, SERVE, True),
         ("worker", STRANGER, METRICS, False),
@@ -69,10 +81,23 @@ def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
         ("head", PROMETHEUS, DASHBOARD, False),
     ],
 )
-def test_a_door(component: str, labels: dict[str, str], port: int, *, let_in: bool) -> None:
+def test_a_door(component: str, caller: Caller, port: int, *, let_in: bool) -> None:
     policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
 
-    assert may_connect(policy, labels, port) == let_in
+    assert may_connect(policy, caller, port) == let_in
+
+
+@pytest.mark.parametrize(
+    "caller", [KUBERAY, OPERATOR, PROMETHEUS], ids=["KubeRay", "operator", "Prometheus"]
+)
+@pytest.mark.parametrize("namespace", [HERE, "elsewhere"])
+@pytest.mark.parametrize("port", [METRICS, REPLICA, DASHBOARD, HAPROXY])
+def test_a_label_alone_opens_no_door(caller: Caller, namespace: str, port: int) -> None:
+    pretender = replace(caller, namespace=namespace)
+
+    for policy in rendered({"scaling": {"minReplicas": 0}}).objects:
+        if policy["kind"] == "NetworkPolicy":
+            assert not may_connect(policy, pretender, port)
 
 
 @pytest.mark.parametrize("component", ["head", "worker"])
@@ -80,7 +105,7 @@ def test_a_door(component: str, labels: dict[str, str], port: int, *, let_in: bo
 def test_the_pods_of_one_service_reach_each_other(component: str, port: int) -> None:
     policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
 
-    assert may_connect(policy, OWN, port, elsewhere=False)
+    assert may_connect(policy, replace(OWN, namespace=HERE), port)
     # The same label in another namespace is another service.
     assert may_connect(policy, OWN, port) == (component == "worker" and port == SERVE)
 
@@ -89,7 +114,7 @@ def test_the_pods_of_one_service_reach_each_other(component: str, port: int) -> 
 def test_another_service_of_the_namespace_stays_outside(port: int) -> None:
     for component in ("head", "worker"):
         policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
-        assert not may_connect(policy, OTHER, port, elsewhere=False)
+        assert not may_connect(policy, replace(OTHER, namespace=HERE), port)
 
 
 @pytest.mark.parametrize("component", ["head", "worker"])
@@ -129,7 +154,7 @@ def test_an_eviction_takes_one_replica_at_a_time(replicas: int, available: int) 
 
 
 @pytest.mark.parametrize(
-    ("labels", "port", "let_in"),
+    ("caller", "port", "let_in"),
     [
         (STRANGER, SERVE, True),
         (KUBERAY, SERVE, True),
@@ -141,7 +166,7 @@ def test_an_eviction_takes_one_replica_at_a_time(replicas: int, available: int) 
     ],
 )
 def test_the_head_of_a_service_that_may_be_without_replicas_answers_clients(
-    labels: dict[str, str], port: int, *, let_in: bool
+    caller: Caller, port: int, *, let_in: bool
 ) -> None:
     policies = [
         policy
@@ -149,4 +174,4 @@ def test_the_head_of_a_service_that_may_be_without_replicas_answers_clients(
         if policy["metadata"]["name"] == "tiny-head"
     ]
 
-    assert may_connect(policies[0], labels, port) is let_in
+    assert may_connect(policies[0], caller, port) is let_in
