@@ -92,6 +92,7 @@ _STATS: Final = "listen stats\n"
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 """Methods that reach the replica, which says which ones a path supports."""
+# Changes of protocol, which HTTP lets a server ignore.
 _UPGRADE_RULE: Final = "    http-request del-header upgrade\n"
 # Models that share a replica, sessions that stay at one, and requests that go on without their
 # callers: Serve reads these headers, and Tandem has nothing of it.
@@ -161,8 +162,7 @@ def patched(configuration: str, *, folder: Path, max_files: int, is_head: bool =
     """
     limited = limit_header_time(limit_connections(configuration, max_files=max_files))
     readable = drop_unreadable_headers(use_json_error_pages(limited, folder=folder))
-    plain = ignore_upgrades(refuse_unknown_methods(readable, folder=folder))
-    changed = close_when_draining(plain)
+    changed = close_when_draining(refuse_unknown_methods(readable, folder=folder))
     return answer_at_zero(changed, folder=folder) if is_head else changed
 
 
@@ -196,42 +196,27 @@ def drop_unreadable_headers(configuration: str) -> str:
 
     An `x-request-id` stays under the condition that the replica has for it.
     """
-    return _with_rules(configuration, _HEADER_RULES)
+    return _with_lines(configuration, _FRONTEND, _HEADER_RULES + _UPGRADE_RULE)
 
 
 def refuse_unknown_methods(configuration: str, *, folder: Path) -> str:
     """The configuration, with an answer to methods that no path supports."""
     known = f"acl has_known_method method {' '.join(_METHODS)}"
     refusal = f"http-request return status 405 errorfile {folder / _METHOD} if !has_known_method"
-    return _with_rules(configuration, f"    {known}\n    {refusal}\n")
-
-
-def ignore_upgrades(configuration: str) -> str:
-    """The configuration, without changes of protocol, which HTTP lets a server ignore."""
-    return _with_rules(configuration, _UPGRADE_RULE)
-
-
-def _with_rules(configuration: str, rules: str) -> str:
-    """The configuration, with rules of the frontend before all others."""
-    if rules in configuration:
-        return configuration
-    return configuration.replace(_FRONTEND, _FRONTEND + rules, 1)
+    return _with_lines(configuration, _FRONTEND, f"    {known}\n    {refusal}\n")
 
 
 def close_when_draining(configuration: str) -> str:
     """The configuration, with connections closed after each answer where health checks fail."""
     health = _HEALTH.search(configuration)
-    if health is None or health[1] == _HEALTHY or _FRONTEND + _CLOSE in configuration:
+    if health is None or health[1] == _HEALTHY:
         return configuration
-    return configuration.replace(_FRONTEND, _FRONTEND + _CLOSE, 1)
+    return _with_lines(configuration, _FRONTEND, _CLOSE)
 
 
 def limit_header_time(configuration: str) -> str:
     """The configuration, with a time for the head of a request, and for one that never comes."""
-    line = f"    timeout http-request {HEAD_TIMEOUT_S}s\n"
-    if line in configuration:
-        return configuration
-    return configuration.replace(_DEFAULTS, _DEFAULTS + line, 1)
+    return _with_lines(configuration, _DEFAULTS, f"    timeout http-request {HEAD_TIMEOUT_S}s\n")
 
 
 def use_json_error_pages(configuration: str, *, folder: Path) -> str:
@@ -248,6 +233,13 @@ def limit_connections(configuration: str, *, max_files: int) -> str:
     """The configuration, with no more connections than there may be files for."""
     most = max(1, int((max_files - _OTHER_FILES) / _FILES_PER_CONNECTION))
     return _MAXCONN.sub(lambda found: f"{found[1]} {min(int(found[2]), most)}", configuration)
+
+
+def _with_lines(configuration: str, section: str, lines: str) -> str:
+    """The configuration, with lines of a section before all others, if they are not there."""
+    if lines in configuration:
+        return configuration
+    return configuration.replace(section, section + lines, 1)
 
 
 def error_pages() -> dict[str, str]:
