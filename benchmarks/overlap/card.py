@@ -6,7 +6,7 @@ a link carries what ranks exchange. The tensor is cleared on the way, so what is
 or written too late, is another result.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +20,16 @@ from torch import Tensor
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.result import begin, result_console, status_line, write_document
 from tandem_engine.device.stream_layouts import StreamsBy, open_streams
-from tandem_engine.device.streams import StreamLayout
 from tandem_engine.microbatch.overlap import StepOverlap
-from tandem_engine.model.stages import AllReduce, StageName, Stages
+from tandem_engine.model.stages import AllReduce, StageName
 from tandem_engine.runner.hand_over import drive_halves, drive_traced
 from tandem_engine.runner.step_trace import StepTrace
 
 _SEED: Final = 20
 _PROBES: Final = 5
+
+Results = tuple[Tensor | None, Tensor | None]
+"""Of the last stage of each half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,7 @@ class CardBenchmark:
 
     def copies_for(self, share: float) -> float:
         """Return the copies of a tensor that take this share of the time of a stage."""
-        whole = [self._in_turn(1.0)[1].overlap() for _ in range(_PROBES)]
+        whole = [self._compute(1.0, None)[1].overlap() for _ in range(_PROBES)]
         return share * median(one.compute_s / one.communication_s for one in whole)
 
     def measure(self, copies: float, by: StreamsBy, rounds: int) -> CardFigures:
@@ -154,9 +156,9 @@ class CardBenchmark:
         halves: list[StepOverlap] = []
         is_equal = True
         for at in range(rounds + 1):
-            expected, turn_trace = self._in_turn(copies)
-            result, trace = self._halves(copies, by)
-            is_equal &= all(map(torch.equal, result, expected))
+            expected, turn_trace = self._compute(copies, None)
+            result, trace = self._compute(copies, by)
+            is_equal &= _are_equal(result, expected)
             if at:
                 in_turn.append(turn_trace.overlap())
                 halves.append(trace.overlap())
@@ -174,38 +176,17 @@ class CardBenchmark:
             is_equal=is_equal,
         )
 
-    def _in_turn(self, copies: float) -> tuple[list[Tensor], StepTrace]:
-        trace = StepTrace()
-
-        def drive(streams: StreamLayout, collectives: HostCopies) -> list[Tensor | None]:
-            return [
-                drive_traced(stages, collectives, streams.current, trace)
-                for stages in self._stages()
-            ]
-
-        return self._driven(drive, copies, StreamsBy.KIND), trace
-
-    def _halves(self, copies: float, by: StreamsBy) -> tuple[list[Tensor], StepTrace]:
-        trace = StepTrace()
-
-        def drive(streams: StreamLayout, collectives: HostCopies) -> Sequence[Tensor | None]:
-            first, second = self._stages()
-            return drive_halves(first, second, collectives, streams, trace)
-
-        return self._driven(drive, copies, by), trace
-
-    def _driven(
-        self,
-        drive: Callable[[StreamLayout, HostCopies], Sequence[Tensor | None]],
-        copies: float,
-        by: StreamsBy,
-    ) -> list[Tensor]:
-        collectives = HostCopies(self._work, self._device, copies)
-        with closing(open_streams(self._device, by)) as streams, torch.inference_mode():
-            return [one for one in drive(streams, collectives) if one is not None]
-
-    def _stages(self) -> list[Stages]:
-        return [self._layers(x) for x in self._inputs]
+    def _compute(self, copies: float, by: StreamsBy | None) -> tuple[Results, StepTrace]:
+        """Compute both halves, one after the other where `by` is None."""
+        trace, collectives = StepTrace(), HostCopies(self._work, self._device, copies)
+        first, second = (self._layers(x) for x in self._inputs)
+        layout = open_streams(self._device, by or StreamsBy.KIND)
+        with closing(layout) as streams, torch.inference_mode():
+            if by is not None:
+                return drive_halves(first, second, collectives, streams, trace), trace
+            current = streams.current
+            alone = drive_traced(first, collectives, current, trace)
+            return (alone, drive_traced(second, collectives, current, trace)), trace
 
     def _layers(self, x: Tensor) -> Generator[AllReduce, Tensor | None, Tensor]:
         for layer in range(self._work.num_layers):
@@ -214,6 +195,13 @@ class CardBenchmark:
             yield AllReduce(down, StageName("feed_forward", layer))
             x = torch.nn.functional.rms_norm(x + down, x.shape[-1:])
         return x
+
+
+def _are_equal(results: Results, others: Results) -> bool:
+    return all(
+        result is not None and other is not None and torch.equal(result, other)
+        for result, other in zip(results, others, strict=True)
+    )
 
 
 def _median(steps: Sequence[StepOverlap]) -> StepOverlap:
