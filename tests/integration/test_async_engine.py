@@ -29,7 +29,7 @@ from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.async_engine.choice import Choice
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 
 PROMPT = tuple(range(65, 90))
 MIX = ScheduleConfig(
@@ -69,13 +69,6 @@ def tokens(outputs: list[Output], index: int = 0) -> list[int]:
 
 def text(outputs: list[Output], index: int = 0) -> str:
     return "".join(output.text for output in outputs if output.index == index)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; fails by pytest's own limit, never by a guess at a time."""
-    async with asyncio.timeout(HANG_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def counter(engine: AsyncEngine, name: str) -> float:

@@ -23,8 +23,8 @@ from tests.integration.test_async_engine import (
     params,
     read,
     tokens,
-    until,
 )
+from tests.patience import until
 
 __all__ = ["checkpoint"]
 

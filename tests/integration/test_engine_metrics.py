@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.async_engine.async_engine import AsyncEngine
-from tests.integration.test_async_engine import MIX, PROMPT, engine_of, params, read, until
-from tests.patience import HANG_S
+from tests.integration.test_async_engine import MIX, PROMPT, engine_of, params, read
+from tests.patience import HANG_S, until
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -1,6 +1,5 @@
 """A call of thousands of prompts over the real engine, whose caller leaves while they come in."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +12,8 @@ from tandem_engine.build import build_engine
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
 from tandem_serve.testing import Caller, client_of
-from tests.patience import HANG_S
+from tests.integration.test_async_engine import all_free
+from tests.patience import until
 from tests.tiny import TINY
 
 CONFIG = EngineConfig(
@@ -68,18 +68,6 @@ async def test_nothing_is_left_of_a_caller_that_leaves_during_submission(
         assert app.state.http.admission.num_in_flight == 0
         async with client_of(app) as client:  # Its turn comes when the aborts have been.
             assert (await client.post("/v1/completions", json=SMALL)).status_code == 200
-        await until(lambda: is_empty(engine))
+        await until(lambda: all_free(engine))
     finally:
         await engine.stop()
-
-
-def is_empty(engine: AsyncEngine) -> bool:
-    stats = engine.stats()
-    is_idle = stats.num_running == stats.num_waiting == 0
-    return is_idle and stats.num_free_kv_blocks == stats.num_kv_blocks
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -11,7 +11,7 @@ import pytest
 
 from tandem_engine.api.errors import ConfigError
 from tandem_serve.metrics_server import MetricsLimits, MetricsServer, metrics_port
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 from tests.ports import free_port
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -139,12 +139,6 @@ async def test_a_caller_that_does_not_read_is_disconnected() -> None:
         await until(lambda: not server._connections)
         assert await asyncio.to_thread(received, caller) < len(large)
     await server.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def received(caller: socket.socket) -> int:

@@ -16,7 +16,7 @@ from tandem_operator.k8s.errors import Unreachable
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
 from tandem_operator.tasks import cancel
-from tests.patience import HANG_S
+from tests.patience import until
 
 Step = Callable[[NamespacedName], Awaitable[bool]]
 
@@ -77,12 +77,6 @@ async def running(
     finally:
         await cancel({task})
         assert closed.is_set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_every_service_has_a_step_each_period(monkeypatch: pytest.MonkeyPatch) -> None:
