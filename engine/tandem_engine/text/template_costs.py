@@ -22,6 +22,8 @@ _SLOW: Final = 64
 _QUADRATIC: Final = 4096
 """As if a character took these bytes: the time of some filters is the square of the length."""
 _HIGHEST_PRECISION: Final = 4096
+_DEEPEST: Final = 4096
+"""Levels of lists within lists, beyond the depth at which JSON ends."""
 _LINE_ENDS: Final = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _CONVERSION: Final = re.compile(
     r"%(?:\([^)]*\))?[#0\- +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?(.)", re.DOTALL
@@ -269,7 +271,7 @@ def _count_lines(text: str) -> int:
 def _depth(value: Any) -> int:
     """Levels of lists within lists, to the depth at which JSON ends anyway."""
     level, items = 0, [value]
-    while items and level < _HIGHEST_PRECISION:
+    while items and level < _DEEPEST:
         level += 1
         inner: dict[int, Any] = {}
         for item in items:

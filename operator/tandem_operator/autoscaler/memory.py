@@ -43,7 +43,7 @@ class Memory:
     short_since: float | None = None
     """The moment from which on there have been fewer pods than replicas; None: there are enough."""
 
-    scraped: set[str] = field(default_factory=set)
+    known_pods: set[str] = field(default_factory=set)
     """Names of its pods, also of those that have ended and that Prometheus still has."""
 
     conflicts: int = 0
@@ -88,8 +88,8 @@ class Memory:
     def strangers(self, pods: Iterable[str], scraped: Iterable[str]) -> list[str]:
         """Return the scraped pods that are not of this service, and have not been."""
         there, shown = {*pods}, {*scraped}
-        self.scraped = (self.scraped | there) & (there | shown)
-        return sorted(shown - self.scraped)
+        self.known_pods = there | (self.known_pods & shown)
+        return sorted(shown - self.known_pods)
 
     def measure_cold_starts(self, pods: Iterable[ReplicaPod]) -> None:
         """Add the cold starts of replicas that have begun to answer."""

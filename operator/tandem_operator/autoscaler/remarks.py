@@ -64,11 +64,9 @@ class Remarks:
         if self.unseen:
             more = f", and {len(self.unseen) - 1} more are unseen" if len(self.unseen) > 1 else ""
             yield f"one replica is left out: {self.unseen[0]}{more}"
-
         if self.strangers:
-            more = f" and {len(self.strangers) - 1} more" if len(self.strangers) > 1 else ""
             yield (
-                f"Prometheus has pod {self.strangers[0]}{more} of a service with the same "
+                f"Prometheus has {_names(self.strangers, 'pod')} of a service with the same "
                 "namespace and name, such as another cluster's, whose latencies count: set the "
                 "operator's autoscaling.prometheus.matchers"
             )
@@ -87,7 +85,7 @@ def _counted(pods: Sequence[str], singular: str, plural: str) -> str:
     return f"{_names(pods)} {singular if len(pods) == 1 else plural}"
 
 
-def _names(pods: Sequence[str]) -> str:
-    """Return the first names, and how many there are beside."""
+def _names(pods: Sequence[str], kind: str = "replica") -> str:
+    """Return the first name, and how many there are beside."""
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"replica {pods[0]}{more}"
+    return f"{kind} {pods[0]}{more}"
