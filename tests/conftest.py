@@ -19,8 +19,12 @@ from hypothesis import HealthCheck, settings
 # processes the same tests took 37 s with one thread, and 142 s with two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No test asserts a time, and a busy machine is no reason to fail.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No test asserts a time, and a busy machine is no reason to fail. A fixture may stand for all
+# examples of a test: such ones hold kernels and checkpoints, which no example changes.
+PATIENT = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 # The same examples in every run, so that a red test is the change's. What has failed once is kept
 # as an @example beside its test.
 settings.register_profile("same", PATIENT, derandomize=True, max_examples=50)

@@ -77,7 +77,7 @@ def numbers(result: FleetResult) -> list[tuple[float, int]]:
     return [(moment.now_s, moment.desired) for moment in result.moments]
 
 
-@hypothesis_settings(deadline=None, max_examples=6)
+@hypothesis_settings(max_examples=hypothesis_settings().max_examples // 8)
 @given(
     rates=st.lists(st.sampled_from([0.0, 0.5, 4.0, 12.0, 30.0, 60.0]), min_size=2, max_size=6),
     seed=st.integers(0, 99),
@@ -94,7 +94,7 @@ def test_nothing_is_removed_within_the_window_after_an_addition(
     assert not [1 for up in grown for down in removed if 0.0 <= down - up < FLAP_WINDOW_S]
 
 
-@hypothesis_settings(deadline=None, max_examples=6, derandomize=True)
+@hypothesis_settings(max_examples=hypothesis_settings().max_examples // 8, derandomize=True)
 @given(
     before=st.floats(1.0, 40.0),
     after=st.floats(1.0, 40.0),

@@ -285,7 +285,7 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
 shapes = st.tuples(st.floats(0.0, 3.0), st.integers(1, 700), st.integers(1, 40))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(policies_for(TARGETS)))
 def test_every_request_ends_with_its_own_length_whatever_the_policy(
     given_shapes: list[tuple[float, int, int]], policy: Policy

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
@@ -13,8 +13,6 @@ from tandem_engine.scheduler.policies.batch_size import BatchLimits, BatchSizeVi
 from tandem_engine.scheduler.policies.batch_size.bisection import WINDOW, BisectedBatchSize
 from tandem_engine.scheduler.policies.batch_size.fixed_batch_size import FixedBatchSize
 from tandem_engine.scheduler.policies.batch_size.predicted import PredictedBatchSize
-
-untimed = settings(deadline=None)
 
 
 def view(num_running: int = 0, num_waiting: int = 0, **given: Any) -> BatchSizeView:
@@ -196,7 +194,6 @@ def test_a_max_batch_size_under_three_is_kept() -> None:
     assert limits_of(measured(FAST, 2), [0, 1, 1], settings) == [(2, 2), (2, 2), (2, 1)]
 
 
-@untimed
 @given(
     st.lists(st.tuples(st.floats(1e-4, 1.0), st.integers(1, 300)), min_size=1, max_size=40),
     st.lists(st.integers(0, 300), min_size=1, max_size=40),
@@ -313,7 +310,6 @@ def test_a_lower_max_batch_size_holds_at_once() -> None:
     assert policy.limits(view(num_running=50), schedule(max_batch_size=10)) == (10, 10)
 
 
-@untimed
 @given(
     st.floats(1e-3, 1.0),
     st.integers(0, 300),

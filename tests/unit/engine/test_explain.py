@@ -6,7 +6,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
@@ -317,7 +317,6 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(schedules, requests, st.integers(8, 20))
 def test_explanations_add_up_whatever_runs(
     schedule: ScheduleConfig, sizes: list[tuple[int, int]], num_blocks: int

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,12 +17,6 @@ from tests.unit.engine.native import native_kernels
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
-SHARED = settings(
-    deadline=None,
-    max_examples=60,
-    # The kernels stay the same for all examples of one test.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(params=[*runnable_variants(), "reference"])
@@ -74,7 +68,6 @@ def test_a_page_is_the_values_of_a_head_and_behind_them_its_scales() -> None:
     assert page[8:].view(torch.float32).tolist() == [1.0, 2.0]
 
 
-@SHARED
 @given(
     shape=st.sampled_from([(1, 1), (4, 4), (16, 8), (5, 1)]),
     head_dim=st.sampled_from([4, 8, 64, 80, 128]),
@@ -124,7 +117,6 @@ def test_k_and_v_are_quantised_as_they_are_written(
         assert ((found - exact).abs() <= (0.51 / 127 + tolerance) * largest + 1e-30).all()
 
 
-@SHARED
 @given(batch=batches(dtypes=DTYPES, head_dims=[4, 8, 32, 40, 64, 80, 128], is_cache_int8=True))
 @example(batch=Batch(rows=((1, 0),), is_cache_int8=True))
 @example(batch=Batch(rows=((3, 0), (2, 70)), head_dim=64, is_cache_int8=True))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.device.attention import build_attention_metadata
@@ -16,12 +16,6 @@ from tests.unit.engine.attention_cases import random
 from tests.unit.engine.native import native_kernels
 
 REFERENCE = ReferenceKernels()
-SHARED = settings(
-    deadline=None,
-    max_examples=60,
-    # The variant stays the same for all examples of one test.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(params=runnable_variants())
@@ -29,7 +23,6 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return native_kernels(request.param)
 
 
-@SHARED
 @given(
     rows=st.integers(1, 30),
     inputs=st.sampled_from([2, 64, 100, 600]),
@@ -72,7 +65,6 @@ def test_every_float16_is_read_and_written_as_torch_does(kernels: NativeKernels)
     torch.testing.assert_close(caches[1].flatten(), floats.half(), equal_nan=True, rtol=0, atol=0)
 
 
-@SHARED
 @given(
     rows=st.integers(1, 9),
     width=st.sampled_from([1, 50, 64, 1000]),

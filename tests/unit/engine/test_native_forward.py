@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -254,7 +254,7 @@ def test_what_is_not_finite_inside_a_layer_comes_out_in_its_own_row_alone(
 
 
 @settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=settings().max_examples // 2,
 )
 @given(rows=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 40)), min_size=1, max_size=6))
 def test_steps_of_all_kinds_equal_the_reference(

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,12 +24,6 @@ from tests.unit.engine.native import native_kernels, threads_of
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-SHARED = settings(
-    deadline=None,
-    max_examples=60,
-    # The variant stays the same for all examples of one test.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 1000)
@@ -51,7 +45,6 @@ def assert_near(got: Tensor, expected: Tensor, *, scale: float = 1.0) -> None:
     torch.testing.assert_close(got.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
-@SHARED
 @given(
     rows=st.integers(1, 30),
     inputs=st.sampled_from([2, 6, 32, 48, 64, 130, 600]),
@@ -83,7 +76,6 @@ def test_linear_multiplies_by_the_transpose(
 
 
 @pytest.mark.usefixtures("num_threads")
-@SHARED
 @given(
     rows=st.integers(2, 70),
     inputs=st.sampled_from([64, 132]),
@@ -109,7 +101,6 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(
     assert torch.equal(together, torch.cat(alone))
 
 
-@SHARED
 @given(
     vocab=st.sampled_from([1, 31, 64, 100]),
     width=st.sampled_from([2, 32, 66]),
@@ -126,7 +117,6 @@ def test_rows_of_a_packed_weight_are_an_embedding(
 
 
 @pytest.mark.usefixtures("num_threads")
-@SHARED
 @given(
     outputs=st.integers(1, 150),
     inputs=st.sampled_from([8, 2048]),  # few enough for one thread, and enough for several
@@ -178,7 +168,6 @@ def test_the_weight_is_not_needed_once_it_is_packed(kernels: NativeKernels) -> N
     torch.testing.assert_close(kernels.linear(x, packed), expected)
 
 
-@SHARED
 @given(
     rows=st.integers(1, 9),
     width=st.sampled_from([1, 8, 15, 64, 80, 1000]),
@@ -198,7 +187,6 @@ def test_norms_equal_the_reference(
     assert_near(kernels.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
 
 
-@SHARED
 @given(
     rows=st.integers(1, 9), width=st.sampled_from([1, 8, 50, 64, 1000]), dtype=dtypes, seed=seeds
 )
@@ -221,7 +209,6 @@ def test_silu_of_large_values_is_the_value_or_nothing(
     torch.testing.assert_close(got, gates.clamp(min=0))
 
 
-@SHARED
 @given(
     shape=st.sampled_from([(1, 1), (2, 1), (4, 4), (16, 8), (5, 1)]),
     head_dim=st.sampled_from([2, 8, 32, 64, 80, 128]),
@@ -273,7 +260,6 @@ def assert_attends(kernels: NativeKernels, batch: Batch) -> None:
     assert_near(out, expected)
 
 
-@SHARED
 @given(batch=batches(dtypes=DTYPES, head_dims=[2, 8, 32, 40, 64, 80, 128]))
 @example(batch=Batch(rows=((1, 0),)))
 @example(batch=Batch(rows=((3, 0), (2, 70)), head_dim=64))
@@ -342,7 +328,6 @@ def dequantized(quantized: tuple[Tensor, Tensor]) -> Tensor:
     return (values.double() - 128) * scales.double()[:, None]
 
 
-@SHARED
 @given(
     rows=st.integers(1, 9), width=st.sampled_from([1, 8, 50, 64, 1000]), dtype=dtypes, seed=seeds
 )
@@ -366,7 +351,6 @@ def test_quantised_rows_are_within_half_a_step(
         assert (error <= 0.5001 * step + 1e-6).all()
 
 
-@SHARED
 @given(
     rows=st.integers(1, 30),
     inputs=st.sampled_from([4, 64, 100, 600]),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,12 +22,6 @@ from tandem_engine.sampling.sampler import Sampler
 from tests.unit.engine.native import native_kernels, threads_of
 from tests.unit.engine.test_sampling import row
 
-SHARED = settings(
-    deadline=None,
-    max_examples=120,
-    # The variant stays the same for all examples of one test.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 ROUNDING = 1e-6
 """Of the whole mass: so close to a border the two may be on different sides of it."""
 
@@ -159,7 +153,6 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(logits, [row_of_any(draw, vocab) for _ in range(count)])
 
 
-@SHARED
 @given(batch=batches())
 def test_each_row_gets_the_token_that_its_rules_give(kernels: NativeKernels, batch: Batch) -> None:
     before = batch.logits.clone()
@@ -310,7 +303,6 @@ def test_logits_may_lie_anyhow(kernels: NativeKernels) -> None:
     assert torch.equal(got, Sampler().sample_step(logits[::2].clone(), rows).token_ids)
 
 
-@SHARED
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000))
 @example(2**63 - 1, 0)
 def test_the_number_is_that_of_the_reference(

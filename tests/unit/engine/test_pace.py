@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.slo import LatencyTarget, Slo
@@ -21,7 +21,6 @@ from tandem_engine.scheduler.policies.budget.pace import (
 )
 from tests.unit.engine.scheduling import Bench, mix, request
 
-untimed = settings(deadline=None)
 TPOT_S = 0.05
 SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 
@@ -159,7 +158,6 @@ def test_without_a_ttft_target_only_slow_answers_count() -> None:
     assert seen.leniency < START
 
 
-@untimed
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 10.0)), max_size=300))
 def test_the_leniency_stays_between_its_ends(seen: list[tuple[bool, float]]) -> None:
     learning = Pace(SLO)
@@ -175,7 +173,6 @@ def test_the_leniency_stays_between_its_ends(seen: list[tuple[bool, float]]) -> 
 rows_of = st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(1, 1000)), min_size=1, max_size=50)
 
 
-@untimed
 @given(rows_of, st.floats(0.0, 1.0), st.floats(0.0, 200.0))
 def test_the_slack_is_within_the_gaps_and_leaves_few_behind(
     told: list[tuple[float, int]], leniency: float, now: float
@@ -189,7 +186,6 @@ def test_the_slack_is_within_the_gaps_and_leaves_few_behind(
         assert late <= LATE_SHARE * leniency * len(told)
 
 
-@untimed
 @given(rows_of, st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 200.0))
 def test_a_more_lenient_pace_never_leaves_less_time(
     told: list[tuple[float, int]], one: float, other: float, now: float

@@ -276,5 +276,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == self.pool.num_blocks
 
 
-PoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=40)
 TestPool = PoolMachine.TestCase

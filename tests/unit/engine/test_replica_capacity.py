@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
@@ -18,8 +18,6 @@ from tandem_engine.scheduler.latency.capacity import (
     zero_load_ttft_s,
 )
 from tandem_engine.scheduler.latency.step_model import Coefficients, StepPrices
-
-untimed = settings(deadline=None)
 
 PRICES = StepPrices(
     Coefficients(base=5e-3, token=1e-4, chunk_context=4e-9, decode_context=1e-7, row=5e-5),
@@ -83,7 +81,6 @@ def no_less(more: float, less: float) -> bool:
     return more >= less * (1.0 - 1e-6) - 1e-12
 
 
-@untimed
 @given(ALL_PRICES, SHAPES, ALL_LIMITS, TARGETS, FACTORS, FACTORS)
 def test_laxer_targets_never_lower_it(
     prices: StepPrices,
@@ -101,7 +98,6 @@ def test_laxer_targets_never_lower_it(
     assert no_less(rate(prices, shape, limits, laxer), rate(prices, shape, limits, targets))
 
 
-@untimed
 @given(ALL_PRICES, SHAPES, ALL_LIMITS, TARGETS, st.lists(FACTORS, min_size=5, max_size=5))
 def test_a_slower_machine_never_raises_it(
     prices: StepPrices,
@@ -118,7 +114,6 @@ def test_a_slower_machine_never_raises_it(
     assert no_less(rate(prices, shape, limits, targets), rate(slower, shape, limits, targets))
 
 
-@untimed
 @given(ALL_PRICES, SHAPES, ALL_LIMITS, TARGETS, FACTORS, FACTORS, FACTORS)
 def test_more_memory_rows_or_tokens_never_lower_it(
     prices: StepPrices,
@@ -139,7 +134,6 @@ def test_more_memory_rows_or_tokens_never_lower_it(
     assert no_less(rate(prices, shape, larger, targets), rate(prices, shape, limits, targets))
 
 
-@untimed
 @given(ALL_PRICES, SHAPES, ALL_LIMITS, TARGETS, FACTORS)
 def test_longer_answers_never_raise_it(
     prices: StepPrices, shape: RequestShape, limits: ReplicaLimits, targets: Slo, factor: float
@@ -149,7 +143,6 @@ def test_longer_answers_never_raise_it(
     assert no_less(rate(prices, shape, limits, targets), rate(prices, longer, limits, targets))
 
 
-@untimed
 @given(ALL_PRICES, SHAPES, ALL_LIMITS, TARGETS)
 def test_it_is_finite_and_zero_where_a_lone_request_misses_a_target(
     prices: StepPrices, shape: RequestShape, limits: ReplicaLimits, targets: Slo
@@ -258,7 +251,6 @@ def test_the_concurrency_is_the_rate_times_the_stay() -> None:
     assert alone_s < stay_s < targets.ttft_s + SHAPE.num_decodes * targets.tpot_s
 
 
-@untimed
 @given(
     prices=ALL_PRICES,
     shape=SHAPES,

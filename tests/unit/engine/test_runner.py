@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -308,7 +308,6 @@ lengths = st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 13), st
 """Prompt, output, offset of the start, and how far to go; the last two are cut to what is known."""
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(lengths, st.integers(0, 3)), min_size=1, max_size=6))
 def test_a_flat_batch_holds_each_rows_tokens_and_yields_at_the_last_ones(
     cases: list[tuple[tuple[int, int, int, int], int]],

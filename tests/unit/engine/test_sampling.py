@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
@@ -93,7 +93,6 @@ logit_lists = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     logits=logit_lists,
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
@@ -122,7 +121,6 @@ def test_draws_follow_the_probabilities() -> None:
         assert abs(counts[token] / 4000 - share) < 0.03
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(0, 5), st.integers(1, 6))
 def test_a_seed_gives_the_same_token_whatever_else_is_in_the_batch(
     seed: int, position: int, others: int
@@ -162,7 +160,6 @@ def test_greedy_and_drawn_rows_stand_side_by_side() -> None:
     assert sample(logits, [row(temperature=0.0), row(top_k=1)]) == [5, 5]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     logits=logit_lists,
     output=st.lists(st.integers(0, VOCAB - 1), max_size=8),
@@ -339,7 +336,6 @@ def test_a_row_without_numbers_gives_no_token_and_disturbs_no_other() -> None:
 coarse_logits = st.lists(st.integers(-3, 3).map(float), min_size=VOCAB, max_size=VOCAB)
 
 
-@settings(max_examples=100, deadline=None)
 @given(first=coarse_logits, second=coarse_logits, width=st.integers(1, 14))
 def test_candidates_are_the_likeliest_tokens_and_equals_stand_by_token_id(
     first: list[float], second: list[float], width: int

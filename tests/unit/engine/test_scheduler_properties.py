@@ -448,7 +448,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert said == alone.said[sequence]
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=25, deadline=None
-)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=25)
 TestScheduler = SchedulerMachine.TestCase

@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.slo import LatencyTarget, Slo
@@ -14,8 +14,6 @@ from tandem_engine.scheduler.latency.step_model import KNEES, Coefficients, Step
 from tandem_engine.scheduler.policies.budget import Budget, BudgetView, budget_for
 from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
 from tandem_engine.scheduler.policies.budget.slo_budget import SAFETY, SloBudget
-
-untimed = settings(deadline=None)
 
 # A step costs 8 ms, a token 0.1 ms, a cached token of a decode row 1 µs, a row 0.2 ms; attention
 # of chunks next to nothing. Before anything was measured the margin is 1.2.
@@ -241,7 +239,6 @@ views = st.fixed_dictionaries(
 )
 
 
-@untimed
 @given(prices, knees, views, st.one_of(st.floats(0.0, 5.0), st.just(inf)))
 def test_more_slack_never_gives_fewer_tokens(
     given_prices: Coefficients, knee: int, given_view: dict[str, Any], more_s: float
@@ -252,7 +249,6 @@ def test_more_slack_never_gives_fewer_tokens(
     assert chosen.choose(view(**given_view)) <= chosen.choose(view(**longer))
 
 
-@untimed
 @given(prices, knees, views)
 def test_a_budget_is_within_its_limits(
     given_prices: Coefficients, knee: int, given_view: dict[str, Any]
@@ -268,7 +264,6 @@ def test_a_budget_is_within_its_limits(
     assert chunk <= 0 or chunk == most or (chunk % 16 == 0 and chunk >= 32)
 
 
-@untimed
 @given(prices, views)
 def test_a_chunk_is_predicted_to_be_in_time_and_no_larger_one_is(
     given_prices: Coefficients, given_view: dict[str, Any]
@@ -294,7 +289,6 @@ def test_a_chunk_is_predicted_to_be_in_time_and_no_larger_one_is(
         assert time_with(larger) > seen.slack_s * (1.0 - 1e-9)
 
 
-@untimed
 @given(prices, views)
 def test_a_fixed_budget_is_never_smaller(
     given_prices: Coefficients, given_view: dict[str, Any]

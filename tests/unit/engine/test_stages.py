@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
@@ -15,8 +15,6 @@ from tandem_engine.scheduler.policies.stages import STAGE_POLICIES, Stage, Stage
 from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity
 from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
 from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputFirst
-
-untimed = settings(deadline=None)
 
 
 def counts(value: int) -> Callable[[], int]:
@@ -201,7 +199,6 @@ def test_more_running_than_max_batch_size_waste_nothing() -> None:
     assert steps_until_prefill(policy, 50, settings) == 15
 
 
-@untimed
 @given(st.integers(0, 199), st.integers(0, 1000), st.integers(1, 1000))
 def test_the_waste_reaches_every_cost(running: int, prefill_ms: int, decode_ms: int) -> None:
     settings = schedule(prefill_time_ms_per_req=prefill_ms, decode_time_ms_per_req=decode_ms)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tandem_engine.scheduler.latency.outliers import clip_outliers
@@ -18,8 +18,6 @@ from tandem_engine.scheduler.latency.step_model import (
     Coefficients,
     StepTimeModel,
 )
-
-untimed = settings(deadline=None)
 
 TRUE_COSTS = Coefficients(base=5e-3, token=2e-4, chunk_context=3e-8, decode_context=4e-7, row=5e-5)
 FEATURES = ("num_tokens", "num_rows", "chunk_context", "decode_context")
@@ -362,7 +360,6 @@ loads = st.builds(
 samples = st.lists(st.tuples(loads, st.floats(1e-6, 1e4)), min_size=4, max_size=3 * REFIT_EVERY)
 
 
-@untimed
 @given(samples, loads, st.sampled_from(FEATURES), st.integers(1, 10_000))
 def test_more_of_anything_never_takes_less_time(
     seen: list[tuple[StepLoad, float]], one: StepLoad, feature: str, more: int
@@ -378,7 +375,6 @@ def test_more_of_anything_never_takes_less_time(
     assert 0.0 <= model.predict(one) <= model.predict(larger)
 
 
-@untimed
 @given(samples, st.floats(1e-6, 10.0), st.floats(0.0, 1e5))
 def test_the_largest_chunk_takes_all_of_its_time(
     seen: list[tuple[StepLoad, float]], seconds: float, start: float
@@ -440,7 +436,6 @@ def test_least_squares_by_hand(
 vectors = st.lists(st.integers(-5, 5).map(float), min_size=4, max_size=4)
 
 
-@untimed
 @given(st.lists(vectors, min_size=1, max_size=8), vectors)
 def test_no_other_point_has_less_error(rows: list[list[float]], moment: list[float]) -> None:
     """The conditions of Karush, Kuhn and Tucker, which name the one minimum."""
@@ -485,7 +480,6 @@ def test_features_that_always_come_together_share_the_cost() -> None:
     assert memory.fit(6.0) == pytest.approx([6.0, 6.0])
 
 
-@untimed
 @given(
     st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2),
     st.lists(st.floats(0.0, 50.0), min_size=2, max_size=2),

@@ -11,13 +11,15 @@ from tandem_engine.api.errors import CheckpointError, InvalidParameter
 from tandem_engine.text.chat_template import ChatTemplate
 from tandem_engine.text.template_budget import RenderLimits
 
-_ROOM: Final = 800 * 2**20
+_ROOM: Final = 200 * 2**20
 """Bytes that a rendering may add: the whole budget, and a text that is being made."""
-_CHARACTERS: Final = "text of more than 33554432 characters"
-_MEMORY: Final = "texts and lists of more than 268435456 bytes in all"
+_NUM_CHARACTERS: Final = 2**22
+_NUM_BYTES: Final = 2**25
+_CHARACTERS: Final = f"text of more than {_NUM_CHARACTERS} characters"
+_MEMORY: Final = f"texts and lists of more than {_NUM_BYTES} bytes in all"
 _LIST: Final = "{% set ns = namespace(a=['x']) %}{% for i in range(30) %}"
 _DOUBLED: Final = _LIST + "{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
-_KEPT: Final = "{% set big = 'x' * 2**25 %}{% set ns = namespace(l=[]) %}{% for i in range(99) %}"
+_KEPT: Final = "{% set big = 'x' * 2**22 %}{% set ns = namespace(l=[]) %}{% for i in range(99) %}"
 
 ATTACKS: Final = {
     "%": ("{{ '%999999999d' % 1 }}", _CHARACTERS),
@@ -32,10 +34,10 @@ ATTACKS: Final = {
     "zfill": ("{{ 'x'.zfill(10**9) }}", _CHARACTERS),
     "expandtabs": ("{{ '\\t'.expandtabs(10**9) }}", _CHARACTERS),
     "join": ("{{ ('x' * 2**20).join('x' * 2**20) }}", _CHARACTERS),
-    "join of the same": ("{{ ''.join(['x' * 2**25] * 999) }}", _CHARACTERS),
+    "join of the same": ("{{ ''.join(['x' * 2**22] * 999) }}", _CHARACTERS),
     "format": ("{{ '{:999999999}'.format(1) }}", _CHARACTERS),
     "format with a width of its own": ("{{ '{:{}}'.format(1, 10**9) }}", _CHARACTERS),
-    "format of the same": ("{{ ('{0}' * 999).format('x' * 2**25) }}", _MEMORY),
+    "format of the same": ("{{ ('{0}' * 999).format('x' * 2**22) }}", _MEMORY),
     "format_map": ("{{ '{a:999999999}'.format_map({'a': 1}) }}", _CHARACTERS),
     "a safe text's method": ("{{ ('x' | safe).center(10**9) }}", _CHARACTERS),
     "filter center": ("{{ 'x' | center(10**9) }}", _CHARACTERS),
@@ -43,20 +45,20 @@ ATTACKS: Final = {
     "filter format": ("{{ '%999999999d' | format(1) }}", _CHARACTERS),
     "filter indent": ("{{ ('x\\n' * 9999) | indent(10**6) }}", _CHARACTERS),
     "filter indent, first": ("{{ 'x' | indent(10**9, first=true) }}", _CHARACTERS),
-    "filter join": ("{{ (['x' * 2**25] * 999) | join }}", _CHARACTERS),
-    "filter join by attribute": ("{{ ([{'a': 'x' * 2**25}] * 999) | join('', 'a') }}", _CHARACTERS),
+    "filter join": ("{{ (['x' * 2**22] * 999) | join }}", _CHARACTERS),
+    "filter join by attribute": ("{{ ([{'a': 'x' * 2**22}] * 999) | join('', 'a') }}", _CHARACTERS),
     "filter map": ("{{ range(999) | map('string') | map('center', 10**7) | join }}", "more than"),
     "filter replace": ("{{ ('x' * 2**20) | replace('x', 'x' * 2**20) }}", _CHARACTERS),
     "filter tojson": ("{{ [1] | tojson(indent=10**9) }}", _CHARACTERS),
     "filter urlize": ("{{ ('www.a.bc ' * 9**4) | urlize(target='x' * 2**20) }}", "more than"),
-    "filter wordwrap": ("{{ ('x' * 2**20) | wordwrap(1, wrapstring='x' * 2**20) }}", _CHARACTERS),
+    "filter wordwrap": ("{{ ('x' * 2**16) | wordwrap(1, wrapstring='x' * 2**20) }}", _CHARACTERS),
     "filter batch": ("{{ [1] | batch(10**9, 'x') | list }}", _CHARACTERS),
     "filter slice": ("{{ [1] | slice(10**9) | list }}", _CHARACTERS),
     "filter sum": ("{{ ([[1] * 10**4] * 10**4) | sum(start=[]) }}", "more than"),
     "filter round": ("{{ 5 | round(-10**9) }}", "at most 4096"),
-    "filter int": ("{{ ('f' * 2**25) | int(base=16) }}", "number of more than 16384 bits"),
-    "split": ("{{ ('xy ' * 2**23).split() | length }}", _MEMORY),
-    "splitlines": ("{{ ('xy\\n' * 2**23).splitlines() | length }}", _MEMORY),
+    "filter int": ("{{ ('f' * 2**22) | int(base=16) }}", "number of more than 16384 bits"),
+    "split": ("{{ ('xy ' * 2**20).split() | length }}", _MEMORY),
+    "splitlines": ("{{ ('xy\\n' * 2**20).splitlines() | length }}", _MEMORY),
     "lipsum": ("{{ lipsum(n=10**6) }}", "'lipsum' is undefined"),
     "encode": ("{{ 'x'.encode().center(10**9) }}", "'encode' of 'str' object is unsafe"),
     "translate": ("{{ ('a' * 2**20).translate({97: 'x' * 2**20}) }}", "is unsafe"),
@@ -75,16 +77,16 @@ ATTACKS: Final = {
         _CHARACTERS,
     ),
     "a block": (
-        "{% set big = 'x' * 2**25 %}{% set all %}{% for i in range(999) %}{{ big }}{% endfor %}"
+        "{% set big = 'x' * 2**22 %}{% set all %}{% for i in range(999) %}{{ big }}{% endfor %}"
         "{% endset %}",
         _CHARACTERS,
     ),
     "a macro": (
-        "{% set big = 'x' * 2**25 %}{% macro m() %}{% for i in range(999) %}{{ big }}{% endfor %}"
+        "{% set big = 'x' * 2**22 %}{% macro m() %}{% for i in range(999) %}{{ big }}{% endfor %}"
         "{% endmacro %}{% set a = m() %}",
         _CHARACTERS,
     ),
-    "a long sum": ("{% set a = 'x' * 2**25 %}{{ " + "a + " * 99 + "a }}", _CHARACTERS),
+    "a long sum": ("{% set a = 'x' * 2**22 %}{{ " + "a + " * 99 + "a }}", _CHARACTERS),
     "slices that are kept": (_KEPT + "{% set ns.l = ns.l + [big[1:]] %}{% endfor %}", _MEMORY),
     "texts that are kept": (_KEPT + "{% set ns.l = [ns.l, big.upper()] %}{% endfor %}", _MEMORY),
     "lists that are kept": (
@@ -95,8 +97,12 @@ ATTACKS: Final = {
 }
 
 
+# An eighth of what callers have: some attacks make their characters one by one.
+LIMITS: Final = RenderLimits(seconds=999, characters=_NUM_CHARACTERS, memory=_NUM_BYTES)
+
+
 def render(source: str, *, limits: RenderLimits | None = None) -> str:
-    template = ChatTemplate(source, {}, limits=limits or RenderLimits(seconds=999))
+    template = ChatTemplate(source, {}, limits=limits or LIMITS)
     return template.render([{"role": "user", "content": "hi"}], add_generation_prompt=True)
 
 

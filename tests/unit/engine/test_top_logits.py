@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,10 +22,6 @@ from tandem_engine.sampling.top_logits import (
 )
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.test_sampling import row
-
-SHARED = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -66,7 +62,6 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, list[Row], int]:
     return torch.tensor(logits), rows, num_shares
 
 
-@SHARED
 @given(step=steps())
 def test_the_same_tokens_are_sampled_as_from_all_logits(
     sampler: RowSampler | None, step: tuple[Tensor, list[Row], int]

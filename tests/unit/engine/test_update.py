@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
@@ -106,6 +106,8 @@ def known(bench: Bench) -> list[dict[str, object]]:
     ],
     ids=["splitfuse with prefixes", "splitfuse in turns", "continuous"],
 )
+# An example is sixty steps of three schedulers.
+@settings(max_examples=settings().max_examples // 5)
 @given(expected=wishes())
 def test_the_inlined_loop_updates_as_update_row_does(
     schedule: ScheduleConfig, slo: Slo | None, expected: list[Wish]

@@ -1,12 +1,10 @@
 """Quantities, as Kubernetes spells them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_quantity
-
-UNTIMED = settings(deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +24,11 @@ def test_bytes_are_spelled_as_kubernetes_would(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-@UNTIMED
 @given(size=st.integers(1, 2**70))
 def test_a_size_reads_back(size: int) -> None:
     assert parse_quantity(format_bytes(size)) == size
 
 
-@UNTIMED
 @given(thousandths=st.integers(1, 10**6))
 def test_cpus_read_back(thousandths: int) -> None:
     assert parse_cpu(format_cpu(thousandths)) == thousandths

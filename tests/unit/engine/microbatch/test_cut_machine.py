@@ -67,7 +67,7 @@ class CutMachine(SchedulerMachine):
         self.runner.prices = None if is_off else found
 
 
-CutMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+CutMachine.TestCase.settings = settings(stateful_step_count=25)
 TestCut = CutMachine.TestCase
 
 

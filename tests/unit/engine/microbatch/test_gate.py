@@ -109,7 +109,7 @@ def test_weights_that_are_read_twice_keep_decode_steps_whole() -> None:
     assert machine.cuts(DECODES, 2 * FIRST_TRIAL) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(steps(), min_size=1, max_size=60), st.booleans())
 def test_any_course_of_steps_is_counted_whole(found: list[Any], hides: bool) -> None:
     machine = Machine(SLOW_LINK, hides=hides)

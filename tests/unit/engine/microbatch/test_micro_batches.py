@@ -131,7 +131,7 @@ def cache_of(decoder: Decoder, batch: FlatBatch) -> KVCache:
 
 
 def test_halves_one_after_the_other_compute_what_the_whole_does(decoder: Decoder) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=settings().max_examples // 2)
     @given(batches())
     def check(batch: FlatBatch) -> None:
         halves = halves_of(batch)

@@ -24,7 +24,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["scheduler", "flow"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(given_arrivals=arrivals, ticks=st.floats(0.05, 3.0))
 def test_every_request_ends_once_and_time_does_not_go_back(
     make: Callable[[], Replica], given_arrivals: list[tuple[float, int, int]], ticks: float

@@ -25,7 +25,6 @@ from tests.unit.operator.render.services import (
     SETTINGS,
     TOKEN,
     UID,
-    UNTIMED,
     one,
     rendered,
     services,
@@ -98,7 +97,6 @@ def test_at_first_everything_is_made_the_token_before_what_needs_it() -> None:
     assert actions == (CreateToken(TOKEN), *map(ApplyObject, desired.objects))
 
 
-@UNTIMED
 @given(service=services)
 def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
     desired = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
@@ -106,7 +104,6 @@ def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
     assert plan(desired, all_applied(desired)) == ()
 
 
-@UNTIMED
 @given(data=st.data(), service=services)
 def test_any_desired_value_that_changed_is_written_again(
     data: st.DataObject, service: InferenceService

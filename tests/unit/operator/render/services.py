@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from tandem_operator.ray.token import RayToken
@@ -21,7 +20,6 @@ SETTINGS = OperatorSettings(
     allow_host_path=True, replica=ReplicaDefaults(image="registry.test/replica:1")
 )
 # A busy machine is no failure.
-UNTIMED = settings(deadline=None)
 SMALLEST: Mapping[str, Any] = {"model": {"source": "file:///models/tiny"}}
 
 

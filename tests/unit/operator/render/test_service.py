@@ -18,7 +18,6 @@ from tests.unit.operator.render.services import (
     SETTINGS,
     TOKEN,
     UID,
-    UNTIMED,
     cluster_of,
     inference_service,
     rendered,
@@ -40,7 +39,6 @@ def values_below(value: Any) -> Iterator[Any]:
             yield from values_below(part)
 
 
-@UNTIMED
 @given(old=services, new=services)
 def test_the_ray_cluster_changes_exactly_when_a_field_needs_new_replicas(
     old: InferenceService, new: InferenceService
@@ -50,7 +48,6 @@ def test_the_ray_cluster_changes_exactly_when_a_field_needs_new_replicas(
     assert (cluster_text(old) != cluster_text(new)) == replaces
 
 
-@UNTIMED
 @given(service=services)
 def test_rendering_twice_gives_the_same(service: InferenceService) -> None:
     once, again = (render(service, uid=UID, settings=SETTINGS, token=TOKEN) for _ in range(2))
@@ -58,7 +55,6 @@ def test_rendering_twice_gives_the_same(service: InferenceService) -> None:
     assert json.dumps(once.objects) == json.dumps(again.objects)
 
 
-@UNTIMED
 @given(service=services)
 def test_every_object_is_labelled_owned_and_fingerprinted(service: InferenceService) -> None:
     for manifest in render(service, uid=UID, settings=SETTINGS, token=TOKEN).objects:
@@ -76,7 +72,6 @@ def test_every_object_is_labelled_owned_and_fingerprinted(service: InferenceServ
         assert applied == fingerprint({**manifest, "metadata": bare})
 
 
-@UNTIMED
 @given(service=services)
 def test_nothing_is_rendered_that_kubernetes_would_leave_out(service: InferenceService) -> None:
     """KubeRay writes a RayService back: an empty text would be gone, and look like drift."""

@@ -14,7 +14,6 @@ from tests.unit.operator.render.services import (
     SETTINGS,
     TOKEN,
     UID,
-    UNTIMED,
     inference_service,
     one,
     rendered,
@@ -73,7 +72,6 @@ def test_a_pending_change_has_the_class_of_its_costliest_field(
     )
 
 
-@UNTIMED
 @given(service=services)
 def test_nothing_is_pending_of_what_was_rendered(service: InferenceService) -> None:
     there = one(render(service, uid=UID, settings=SETTINGS, token=TOKEN), "RayService")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -18,7 +18,6 @@ from tandem_serve.cli import app, apply
 
 MANUAL = Path(__file__).parents[4] / "docs" / "reference" / "manifest.md"
 # A machine that has much else to do makes no test fail.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIVE, IN_PLACE, REPLACE = ChangeClass.LIVE, ChangeClass.IN_PLACE, ChangeClass.REPLACE
 
 
@@ -167,13 +166,11 @@ def classes_by_document(old: InferenceService, new: InferenceService) -> set[Cha
     return classes
 
 
-@untimed
 @given(services)
 def test_a_service_does_not_differ_from_itself(service: InferenceService) -> None:
     assert classify(service, service) == []
 
 
-@untimed
 @given(services, services)
 def test_the_classes_are_what_the_serve_document_makes_ray_do(
     old: InferenceService, new: InferenceService
@@ -181,7 +178,6 @@ def test_the_classes_are_what_the_serve_document_makes_ray_do(
     assert {change.change_class for change in classify(old, new)} == classes_by_document(old, new)
 
 
-@untimed
 @given(services, services)
 def test_the_way_back_undoes_the_same_fields(old: InferenceService, new: InferenceService) -> None:
     there = {change.path: (change.old, change.new) for change in classify(old, new)}

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 from fastapi import Request
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import check_cache_salt
@@ -97,7 +97,6 @@ def message_of(response: httpx.Response) -> str:
 tokens = st.binary(min_size=1).map(bytes.strip).filter(bool)
 
 
-@settings(deadline=None)
 @given(st.sets(tokens, min_size=1), tokens)
 def test_a_key_is_valid_when_it_is_one_of_them(keys: set[bytes], given_key: bytes) -> None:
     headers = [(b"authorization", b"Bearer " + given_key)]
