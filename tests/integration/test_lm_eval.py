@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem_engine.text.codec import load_codec
+from tests.integration.installed import install
 from tests.integration.served import MODEL, Served, served
 from tests.tiny import TINY, held_out
 
-UV: Final = Path(sys.executable).with_name("uv")
 # transformers reads the tokenizer alone, and brings no torch.
 REQUIREMENTS: Final = ("lm-eval[api]==0.4.13", "transformers")
 NUM_QUESTIONS: Final = 12
@@ -47,18 +46,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command."""
-    folder = tmp_path_factory.mktemp("lm-eval")
-    python = folder / "bin/python"
-    for arguments in (
-        ("venv", "--python", sys.executable, folder),
-        ("pip", "install", "--python", python, *REQUIREMENTS),
-    ):
-        done = subprocess.run(
-            [UV, "--quiet", *arguments], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"lm-eval cannot be installed here: {done.stderr[-300:]}")
-    return folder / "bin/lm_eval"
+    return install(tmp_path_factory.mktemp("lm-eval"), REQUIREMENTS) / "lm_eval"
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ TESTS: Final[Mapping[BlockKind, tuple[str, ...]]] = {
     BlockKind.USAGE: ("test_usage",),
     BlockKind.OUTPUT: ("test_outputs",),
     BlockKind.JSON: ("test_http_examples",),
-    BlockKind.PYTHON: ("test_http_examples", "test_pictures"),
+    BlockKind.PYTHON: ("test_http_examples", "test_pictures", "test_programs"),
     BlockKind.PROJECT: ("test_usage",),
     BlockKind.PICTURE: ("test_pictures",),
 }

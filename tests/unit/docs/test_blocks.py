@@ -30,7 +30,11 @@ def test_no_fence_is_overlooked(page: Path) -> None:
 def test_kinds_that_are_checked_on_one_page_are_on_no_other() -> None:
     """Their tests read the blocks of that page alone."""
     pages = {
-        BlockKind.PYTHON: {"docs/design/architecture.md", "docs/reference/http.md"},
+        BlockKind.PYTHON: {
+            "docs/design/architecture.md",
+            "docs/guides/programs.md",
+            "docs/reference/http.md",
+        },
         BlockKind.ALERTS: {"docs/reference/metrics.md"},
         BlockKind.QUERIES: {"docs/reference/metrics.md"},
     }

@@ -1,6 +1,7 @@
 """Commands of other programs that the docs show name files, charts, objects and extras that exist.
 
-None of them is run. A program that has no check here fails, so that no command is overlooked.
+None of them is run here; tests/integration/test_programs.py runs those of docs/guides/programs.md.
+A program that has no check here fails, so that no command is overlooked.
 """
 
 import json
@@ -18,6 +19,7 @@ import yaml
 from tandem_operator.crd.manifest import NAME, definition
 from tandem_operator.ray import token_key
 from tandem_serve.api.manifest import parse_manifest
+from tests.integration.programs import PROGRAMS, REQUIREMENTS
 from tests.unit.docs.pages import (
     CONSOLE_LANGUAGES,
     ROOT,
@@ -138,9 +140,14 @@ def check_pip(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words[2:]:
         extras = re.fullmatch(r"\.\[(.*)\]", word)
-        assert extras or word == "huggingface_hub"
+        assert extras or word == "huggingface_hub" or word in REQUIREMENTS
         if extras:
             assert {*extras[1].split(",")} <= {*project["optional-dependencies"]}
+
+
+def check_client(words: list[str]) -> None:
+    """Check that the command is one of those that tests/integration/test_programs.py runs."""
+    assert shlex.join(words) in {shlex.join(each.command) for each in PROGRAMS}
 
 
 def check_podman(words: list[str]) -> None:
@@ -185,6 +192,7 @@ CHECKS: Final[Mapping[str, Callable[[list[str]], None]]] = {
     "pip": check_pip,
     "podman": check_podman,
     "uv": check_uv,
+    **dict.fromkeys(("guidellm", "evalscope", "aiperf", "vllm", "ais_bench"), check_client),
     **dict.fromkeys(("git", "cd", "chmod", "hf", "jq", "grep", "export", "eval"), check_simple),
 }
 """Program → its check; test_console and test_http_examples check ours, make and curl."""
