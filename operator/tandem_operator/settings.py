@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.problems import ProblemsFound, validation_problems
+from tandem_serve.api.yaml_text import YamlError, read_documents
 
 __all__ = ["OperatorSettings", "SettingsError", "load_settings"]
 
@@ -46,13 +46,13 @@ def parse_settings(text: str) -> OperatorSettings:
 
 def _read_yaml(text: str) -> Any:
     try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise SettingsError(
-            [f"the settings are not YAML: {' '.join(str(error).split())}"]
-        ) from None
-    if document is None:
+        documents = read_documents(text)
+    except YamlError as error:
+        raise SettingsError([f"the settings cannot be read: {error}"]) from None
+    if not documents:
         return {}
-    if not isinstance(document, dict):
+    if len(documents) > 1:
+        raise SettingsError([f"the settings are {len(documents)} documents; keep one"])
+    if not isinstance(documents[0], dict):
         raise SettingsError(["the settings are not a mapping; begin with replica: {image: …}"])
-    return document
+    return documents[0]

@@ -2,9 +2,9 @@
 
 Ranks compute the logits of a share each. A greedy row needs the largest of all, and one with a
 top_k that many; both are among as many of each share. So a rank hands over these and their tokens,
-and not its share: of 256 rows and 151,936 tokens two ranks would hand over 156 MB, and for greedy
-rows it is 4 KB. The tokens stay in the order of the vocabulary, by which ties are broken and draws
-are looked up, so that what is sampled is the same to the bit.
+and not its share: of 256 rows and 151,936 tokens, 156 MB in all, the second of two ranks would hand
+over 78 MB, and for greedy rows it is 2 KB. The tokens stay in the order of the vocabulary, by which
+ties are broken and draws are looked up, so that what is sampled is the same to the bit.
 """
 
 from collections.abc import Iterable

@@ -179,8 +179,21 @@ def test_every_problem_is_told_at_once() -> None:
 def test_a_text_that_is_no_yaml_says_where() -> None:
     (problem,) = problems_of("replica: {")
 
-    assert problem.startswith("the settings are not YAML: ")
+    assert problem.startswith("the settings cannot be read: ")
     assert "line 1" in problem
+
+
+def test_a_field_that_is_there_twice_is_named() -> None:
+    (problem,) = problems_of("resyncSeconds: 30\nresyncSeconds: 60")
+
+    assert "line 2" in problem
+    assert "the field 'resyncSeconds' is given twice; keep one" in problem
+
+
+def test_a_second_document_is_refused() -> None:
+    (problem,) = problems_of("resyncSeconds: 30\n---\nresyncSeconds: 60")
+
+    assert problem == "the settings are 2 documents; keep one"
 
 
 def test_a_missing_file_says_how_to_name_one(tmp_path: Path) -> None:
