@@ -5,7 +5,7 @@ the same requests twice on one group of ranks: with whole steps, then with every
 be, whether it pays or not. docs/guides/micro-batches.md has a line for each.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +158,16 @@ COMBINATIONS: dict[str, Combination] = {
 }
 
 
+SLOW: Final = ("W8A8", "C8", "tp 2, dp 2")
+"""Those whose parts are in another case: "all at once" has both kinds of 8 bits, and what dp ranks
+share is in test_dp_ranks.py."""
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters, the slow ones marked so."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in names]
+
+
 class Groups:
     """One group of ranks at a time: the next case mostly has the same."""
 
@@ -268,7 +278,7 @@ def assert_near(cut: Outcome, whole: Outcome) -> None:
     assert sum(one > 1e-3 for one in differences) < len(differences) / 3
 
 
-@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize("name", marked(COMBINATIONS))
 def test_cut_steps_say_what_whole_ones_say(groups: Groups, name: str) -> None:
     combination = COMBINATIONS[name]
     executor = groups.of(combination)

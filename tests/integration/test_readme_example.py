@@ -115,6 +115,7 @@ def manifest_of_the_readme() -> str:
     return str(found[0])
 
 
+@pytest.mark.slow  # A checkpoint of 1.2 GB.
 def test_the_model_of_the_readme_starts_from_its_manifest_as_it_stands(checkpoint: Path) -> None:
     manifest = manifest_of_the_readme()
     assert "Qwen3-0.6B" in manifest

@@ -73,7 +73,7 @@ AREAS: Final = (
         holds="One rank: tokens against transformers, beams, W8A8, faults of any step, metrics",
         paths=("integration",),
         code=("engine",),
-        minutes=12,
+        minutes=18,
         processes=2,
     ),
     Area(
