@@ -1,4 +1,4 @@
-"""The benchmark clients of docs/guides/programs.md, as that page installs and calls them."""
+"""The programs of docs/guides/programs.md, as that page installs and calls them."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A client, as the page shows it."""
+    """A program, as the page shows it."""
 
     requirements: tuple[str, ...]
     command: tuple[str, ...]
@@ -137,19 +137,25 @@ READERS: Final[dict[str, Callable[[Path], Figures]]] = {
 
 
 def _programs() -> list[Program]:
-    blocks = code_blocks(PAGE)
-    (settings,) = (block.text for block in blocks if block.language == "python")
-    programs = []
-    for block in blocks:
-        if block.language == "python":
+    programs, settings = [], ""
+    for block in code_blocks(PAGE):
+        if block.language == "python":  # The file of the next command.
+            settings = block.text
             continue
         install, command = map(shlex.split, console_commands(block))
-        files = {word: settings for word in command if re.fullmatch(r"\w+\.py", word)}
         programs.append(
-            Program(requirements=tuple(install[2:]), command=tuple(command), files=files)
+            Program(
+                requirements=tuple(install[2:]),
+                command=tuple(command),
+                files={word: settings for word in command if re.fullmatch(r"\w+\.py", word)},
+            )
         )
     return programs
 
 
 PROGRAMS: Final = _programs()
+CLIENTS: Final = [program for program in PROGRAMS if program.name in READERS]
+"""Those that measure."""
+FRAMEWORKS: Final = [program for program in PROGRAMS if program.name == "python"]
+"""Libraries, by a script that asks questions."""
 REQUIREMENTS: Final = {each for program in PROGRAMS for each in program.requirements}

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.installed import install
-from tests.integration.programs import PROGRAMS, READERS, Figures, Program
+from tests.integration.programs import CLIENTS, FRAMEWORKS, PROGRAMS, READERS, Figures, Program
 from tests.integration.served import Served, served
 from tests.patience import HANG_S
 from tests.tiny import TINY
@@ -18,6 +18,12 @@ from tests.tiny import TINY
 NUM_REQUESTS = 10
 NUM_TOKENS = 16
 """Tokens of each answer, as all of the commands have it."""
+PRINTED = {
+    "ask_litellm.py": ["85", "85", "too long"],
+    "ask_langchain.py": ["85", "85", "too long"],
+    "ask_llamaindex.py": ["85", "85"],
+}
+"""Script of the page → its lines; litellm prints others besides."""
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +59,9 @@ def figures_of(server: Served) -> Figures:
     )
 
 
-def run(program: Program, server: Served, commands: Path, folder: Path) -> None:
-    """Run a command of the page in a folder of its own."""
+def run(program: Program, server: Served, commands: Path, folder: Path) -> str:
+    """Run a command of the page in a folder; return what it prints."""
+    folder.mkdir()
     for name, text in program.files.items():
         (folder / name).write_text(here(text, server))
     name, *arguments = (here(word, server) for word in program.command)
@@ -62,23 +69,23 @@ def run(program: Program, server: Served, commands: Path, folder: Path) -> None:
         [commands / name, *arguments],
         cwd=folder,
         env={**os.environ, "HF_HOME": str(folder / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def test_every_program_of_the_page_is_run() -> None:
-    assert [each.name for each in PROGRAMS] == [*READERS]
+    assert [each.name for each in CLIENTS] == [*READERS]
+    assert len(FRAMEWORKS) == len(PROGRAMS) - len(CLIENTS) > 0
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", CLIENTS, ids=lambda program: program.name)
 def test_a_benchmark_client_runs_unchanged(program: Program, tmp_path: Path) -> None:
     commands = install(tmp_path / "environment", program.requirements, overrides=program.overrides)
     folder = tmp_path / "run"
-    folder.mkdir()
     with served(TINY) as server:
         run(program, server, commands, folder)
         ours = figures_of(server)
@@ -92,3 +99,15 @@ def test_a_benchmark_client_runs_unchanged(program: Program, tmp_path: Path) -> 
     assert ours.num_tokens == ours.num_requests * NUM_TOKENS
     assert theirs.ttft_ms > 0
     assert theirs.tpot_ms > 0
+
+
+@pytest.mark.parametrize("program", FRAMEWORKS, ids=lambda program: program.command[1])
+def test_a_framework_asks_and_knows_a_prompt_that_is_too_long(
+    program: Program, tmp_path: Path
+) -> None:
+    commands = install(tmp_path / "environment", program.requirements)
+    with served(TINY) as server:
+        lines = run(program, server, commands, tmp_path / "run").splitlines()
+
+    expected = PRINTED[program.command[1]]
+    assert [line for line in lines if line in expected] == expected
