@@ -202,6 +202,10 @@ async def test_it_holds_while_metrics_lie(
     reasons: tuple[str, ...],
 ) -> None:
     service = case.service
+    # A case before this one may have left a load that adds a replica, for which the first one goes.
+    await in_thread(lambda: prometheus.wait_quiet(service, WINDOW_S))
+    await in_thread(lambda: service.wait_for_desired(lambda n: n == 1, "1"))
+    await in_thread(service.wait_settled)
     exporter = LyingExporter(service.kubernetes, service)
     try:
         async with bursts(service.url, size=SMALL) as load:
