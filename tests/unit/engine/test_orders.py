@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tandem_engine.api.request import Request
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
+from tandem_engine.scheduler.policies.orders.bounded import MAX_PREEMPTIONS
 from tandem_engine.scheduler.policies.orders.mlfq import level_of
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tests.unit.engine.scheduling import Bench, mix, request, standard
@@ -120,6 +121,27 @@ def test_the_older_one_falls_behind(name: str, value: int, order: int) -> None:
     setattr(older, name, value)
     assert key(older) > key(younger)
     assert STAGE_ORDERS[0].key(older) < STAGE_ORDERS[0].key(younger), "FCFS is FCFS"
+
+
+@pytest.mark.parametrize(("num_preempted", "victim"), [(1, "older"), (MAX_PREEMPTIONS, "younger")])
+def test_who_has_lost_blocks_often_enough_keeps_them(num_preempted: int, victim: str) -> None:
+    """By state the younger one goes first, which was never preempted."""
+    bench = Bench(
+        standard(decode_policy_type=1),
+        request("older", 31, 40),
+        request("younger", 31, 40, arrived=0.125),
+        num_blocks=5,
+    )
+    bench.step()
+    older = bench.scheduler._queues.find("older")
+    assert older is not None
+    older.num_preempted = num_preempted
+
+    preempted: list[str] = []
+    while not preempted:
+        preempted += bench.step().step.preempted
+
+    assert preempted == [victim]
 
 
 def test_inside_a_level_running_goes_before_swapped_and_waiting() -> None:
