@@ -87,7 +87,13 @@ async def test_the_old_version_serves_while_the_changed_one_does_not_start(
         with times.measure("taken back → Ready"):
             await in_thread(service.apply)
             await in_thread(service.wait_ready)
+        with times.measure("… → the pods of versions that are not wanted any more have gone"):
+            await in_thread(lambda: wait_for(lambda: has_one_version(service), "they have gone"))
         await more_answers(answers, ANSWERS_MEANWHILE)
+
+
+def has_one_version(service: DeployedService) -> bool:
+    return (len(service.pods()), len(service.pods("head"))) == (1, 1)
 
 
 def use(document: dict[str, Any], checkpoint: Checkpoint) -> None:
