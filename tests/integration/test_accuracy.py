@@ -87,7 +87,11 @@ def test_in_8_bits_as_many_are_right_but_for_half_a_point() -> None:
     assert accuracy(held_out(), said) >= least, misses(held_out(), said)
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantization": "w8a8"}], ids=["float", "w8a8"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.slow), {"quantization": "w8a8"}],
+    ids=["float", "w8a8"],
+)
 def test_with_a_kv_cache_in_8_bits_as_many_are_right_but_for_half_a_point(
     settings: dict[str, Any],
 ) -> None:

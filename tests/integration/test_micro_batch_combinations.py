@@ -158,9 +158,11 @@ COMBINATIONS: dict[str, Combination] = {
 }
 
 
-SLOW: Final = ("W8A8", "C8", "tp 2, dp 2")
-"""Those whose parts are in another case: "all at once" has both kinds of 8 bits, and what dp ranks
-share is in test_dp_ranks.py."""
+SLOW: Final = (
+    "top logits", "Standard", "swap", "W8A8", "C8", "tp 4", "tp 2, pp 2", "tp 2, dp 2",
+)  # fmt: skip
+"""Those whose parts are in another case: "all at once" has both kinds of 8 bits, sp has Standard,
+and steps of top logits, of four ranks, of stages and of dp are in the other tests of ranks."""
 
 
 def marked(names: Iterable[str]) -> list[Any]:

@@ -82,6 +82,7 @@ def test_the_rate_of_both_ends_changes_in_place() -> None:
                 assert shown in told
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_whole_and_cut_steps_over_it() -> None:
     native_kernels()
     work = Work(num_tokens=64, num_prompts=2, num_layers=2)

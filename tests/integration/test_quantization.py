@@ -59,7 +59,13 @@ WIDTHS: Final = {
 """[out, in]."""
 
 
-@pytest.fixture(scope="module", params=[0.02, 0.1], ids=["flat", "peaked"])
+SPREADS = [
+    pytest.param(0.02, id="flat", marks=pytest.mark.slow),
+    pytest.param(0.1, id="peaked"),
+]
+
+
+@pytest.fixture(scope="module", params=SPREADS)
 def model_m(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """M with random weights; the spread of the tied head decides how sure it is of a token."""
     folder = tmp_path_factory.mktemp("M")

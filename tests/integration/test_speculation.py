@@ -94,6 +94,21 @@ def method_of(name: str) -> Method:
 
 
 METHODS: Final = ("ngram", "auto", "the model itself", "a model that errs", "auto with a model")
+OFTEN: Final = ("ngram", "a model that errs")
+"""Those that `make test` has with every schedule; it has all of them with all at once."""
+
+
+def schedules_and_methods() -> list[Any]:
+    """Return each schedule with each method as parameters."""
+    return [
+        pytest.param(
+            name,
+            method,
+            marks=() if method in OFTEN or name == "all at once" else pytest.mark.slow,
+        )
+        for name in SCHEDULES
+        for method in METHODS
+    ]
 
 
 def copying() -> list[Request]:
@@ -130,8 +145,7 @@ def drafted(
     return bench.run(asked, apart=2)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "method"), schedules_and_methods())
 def test_drafts_change_no_token(name: str, method: str) -> None:
     schedule, settings = SCHEDULES[name]
     way = method_of(method)

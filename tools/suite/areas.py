@@ -36,6 +36,8 @@ class Stage:
     """Below tests/; their tests run in this order."""
     marks: str
     """As pytest's -m has it."""
+    left_out: tuple[str, ...] = ()
+    """Folders below tests/ that their areas alone run, whatever the marks say."""
     processes: int = 1
     has_second_try: bool = False
     """True: what fails is run once more, on a cluster of its own, and named in the summary."""
@@ -203,7 +205,14 @@ AREAS: Final = (
 
 # Three processes on two cores: while tests of one wait, those of the others compute.
 STAGES: Final = (
-    Stage(name="unit", paths=("unit",), marks="not slow", processes=3),
+    # Programs that measure are no part of the product, and mypy knows whether they still fit it.
+    Stage(
+        name="unit",
+        paths=("unit",),
+        marks="not slow",
+        left_out=("unit/benchmarks",),
+        processes=3,
+    ),
     Stage(
         name="integration",
         paths=("integration",),

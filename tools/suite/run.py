@@ -31,6 +31,8 @@ class Run:
     """Relative to the checkout."""
     marks: str = ""
     """The tests of these to run, as pytest's -m has it; empty: all."""
+    left_out: tuple[str, ...] = ()
+    """Folders of these that are not run."""
     processes: int = 1
     has_second_try: bool = False
     draws: bool = False
@@ -43,6 +45,7 @@ class Run:
             line.append("--hypothesis-profile=drawn")
         if self.marks:
             line += ["-m", self.marks]
+        line += [f"--ignore={path}" for path in self.left_out]
         if self.processes > 1:
             line += [f"--numprocesses={self.processes}", "--dist=loadfile"]
         return [*line, *self.paths]
@@ -55,6 +58,7 @@ def stage_runs() -> list[Run]:
             name=stage.name,
             paths=tuple(f"tests/{path}" for path in stage.paths),
             marks=stage.marks,
+            left_out=tuple(f"tests/{path}" for path in stage.left_out),
             processes=stage.processes,
             has_second_try=stage.has_second_try,
         )

@@ -18,6 +18,9 @@ from tools.steadiness.disturbance import busy_processes, random_stops
 from tools.steadiness.failure_counts import FailureCounts
 from tools.suite.outcomes import Failure, Outcomes
 
+# It starts pytest again and again.
+pytestmark = pytest.mark.slow
+
 EVERY_SECOND = """
 import pathlib
 

@@ -36,6 +36,12 @@ def test_every_test_file_is_below_a_stage() -> None:
     assert [file for file in FILES if PurePosixPath(file).parts[0] not in folders] == []
 
 
+def test_what_a_stage_leaves_out_is_an_area() -> None:
+    left_out = {path for stage in STAGES for path in stage.left_out}
+
+    assert left_out <= {path for area in AREAS for path in area.paths}
+
+
 def test_the_most_exact_path_has_a_file() -> None:
     assert area_of(PurePosixPath("unit/docs/test_pages.py")).name == "docs"
     assert area_of(PurePosixPath("unit/engine/test_pool.py")).name == "unit"

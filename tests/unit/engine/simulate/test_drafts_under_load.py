@@ -77,6 +77,7 @@ def test_goodput_is_not_lower_with_drafts(rate: float) -> None:
     assert min(with_drafts.values()) >= LEAST * without, (with_drafts, without)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_wrong_cost_no_goodput_where_auto_decides() -> None:
     prices = DraftPrices(found=1.0, right=0.05, pass_s=5e-3)
     without, _ = goodput("off", 20.0, prices)
