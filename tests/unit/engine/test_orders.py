@@ -137,9 +137,8 @@ def test_who_has_lost_blocks_often_enough_keeps_them(num_preempted: int, victim:
     assert older is not None
     older.num_preempted = num_preempted
 
-    preempted: list[str] = []
-    while not preempted:
-        preempted += bench.step().step.preempted
+    steps = (bench.step().step for _ in range(40))
+    preempted = next(list(step.preempted) for step in steps if step.preempted)
 
     assert preempted == [victim]
 
