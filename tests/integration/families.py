@@ -14,7 +14,6 @@ from typing import Any, Final
 from safetensors.torch import load_file, save_file
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
@@ -25,7 +24,11 @@ from tokenizers import (
 )
 
 from tests.unit.engine.templates_of_models import TEMPLATES
-from tests.unit.engine.tokenizers_of_models import QWEN_SPLIT
+from tests.unit.engine.tokenizers_of_models import (
+    QWEN_SPLIT,
+    added_tokens_decoder,
+    byte_level_words,
+)
 
 TEXTS: Final = (
     "The quick brown fox jumps over the lazy dog. What does it do then? It sleeps.",
@@ -65,7 +68,7 @@ Make = Callable[..., Path]
 def vocabulary(split: str) -> models.BPE:
     """Return a byte-level vocabulary with its merges, learnt from TEXTS."""
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = splitting(split)
+    learner.pre_tokenizer = byte_level_words(split)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     learner.train_from_iterator(
         TEXTS, trainers.BpeTrainer(vocab_size=LEARNT, initial_alphabet=alphabet)
@@ -75,19 +78,10 @@ def vocabulary(split: str) -> models.BPE:
     return models.BPE(vocab=learnt["vocab"], merges=merges, ignore_merges=split == LLAMA_SPLIT)
 
 
-def splitting(split: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
 def qwen_tokenizer(text_tokens: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(vocabulary(QWEN_SPLIT))
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = splitting(QWEN_SPLIT)
+    tokenizer.pre_tokenizer = byte_level_words(QWEN_SPLIT)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(QWEN_TOKENS))
@@ -97,7 +91,7 @@ def qwen_tokenizer(text_tokens: Sequence[str]) -> Tokenizer:
 
 def llama_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(vocabulary(LLAMA_SPLIT))
-    tokenizer.pre_tokenizer = splitting(LLAMA_SPLIT)
+    tokenizer.pre_tokenizer = byte_level_words(LLAMA_SPLIT)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(LLAMA_TOKENS))
     first = LLAMA_TOKENS[0]
@@ -128,7 +122,6 @@ class Family:
     tokenizer: Callable[[], Tokenizer]
     ends: tuple[str, ...]
     """eos_token_id of config.json and generation_config.json; the first is the tokenizer's."""
-    shape: Mapping[str, Any] = field(default_factory=dict)
     is_tied: bool = False
     rope_scaling: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -139,7 +132,11 @@ class Family:
     """The chat template; None: a base model without one."""
     has_template_file: bool = False
     """True: it is in chat_template.jinja, as newer repositories have it."""
-    splits_files: bool = False
+    first: str | None = None
+    """bos_token_id of both files; None: of no use to the tokenizer, so they name the last end."""
+    num_rows: int | None = None
+    """Rows of the embedding; None: as many as there are tokens."""
+    has_merges_file: bool = False
     """True: vocab.json and merges.txt lie beside tokenizer.json."""
     end_scale: float = 1.9
     """Factor of the head's rows of end tokens, with which random weights end some answers."""
@@ -148,22 +145,16 @@ class Family:
         """Write the whole repository to `folder`."""
         tokenizer = self.tokenizer()
         ends = [id_of(tokenizer, token) for token in self.ends]
-        rows = QWEN_ROWS if self.splits_files else tokenizer.get_vocab_size()
-        first = None if self.splits_files else id_of(tokenizer, LLAMA_TOKENS[0])
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500_000.0}
+        first = ends[-1] if self.first is None else id_of(tokenizer, self.first)
         made = make_checkpoint(
             self.architecture,
             dtype="bfloat16",
-            vocab_size=rows,
+            vocab_size=self.num_rows or tokenizer.get_vocab_size(),
             tie_word_embeddings=self.is_tied,
             max_position_embeddings=MAX_POSITIONS,
-            rope_parameters=rope | dict(self.rope_scaling or {}),
-            bos_token_id=first,
-            eos_token_id=ends[0],
-            **self.shape,
         )
         self._write_weights(made, folder, ends)
-        self._write_config(made, folder, ends)
+        self._write_config(made, folder, ends, first)
         self._write_generation(folder, ends, first)
         self._write_tokenizer(folder, tokenizer)
         return folder
@@ -174,10 +165,12 @@ class Family:
         tensors[head][ends] *= self.end_scale
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    def _write_config(self, made: Path, folder: Path, ends: list[int]) -> None:
+    def _write_config(self, made: Path, folder: Path, ends: list[int], first: int) -> None:
         made_config = json.loads((made / "config.json").read_text())
         newer = ("rope_parameters", "dtype", "layer_types")
         config = {name: value for name, value in made_config.items() if name not in newer} | {
+            "bos_token_id": first,
+            # Llama's names all three ends there, Qwen's the first of its two.
             "eos_token_id": ends if len(ends) > 2 else ends[0],
             "rope_theta": 500_000.0,
             "torch_dtype": "bfloat16",
@@ -187,31 +180,23 @@ class Family:
             config["rope_scaling"] = dict(self.rope_scaling)
         write(folder / "config.json", config)
 
-    def _write_generation(self, folder: Path, ends: list[int], first: int | None) -> None:
-        generation = {"eos_token_id": ends if len(ends) > 1 else ends[0], **self.generation}
-        generation["bos_token_id"] = ends[-1] if first is None else first
-        write(folder / "generation_config.json", generation)
+    def _write_generation(self, folder: Path, ends: list[int], first: int) -> None:
+        tokens = {"bos_token_id": first, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+        write(folder / "generation_config.json", {**tokens, **self.generation})
 
     def _write_tokenizer(self, folder: Path, tokenizer: Tokenizer) -> None:
         tokenizer.save(str(folder / "tokenizer.json"))
-        added = {
-            str(number): {
-                "content": token.content,
-                "lstrip": False,
-                "normalized": False,
-                "rstrip": False,
-                "single_word": False,
-                "special": token.special,
-            }
-            for number, token in tokenizer.get_added_tokens_decoder().items()
+        settings = {
+            "added_tokens_decoder": added_tokens_decoder(tokenizer),
+            "eos_token": self.ends[0],
+            **self.settings,
         }
-        settings = {"added_tokens_decoder": added, "eos_token": self.ends[0], **self.settings}
         if self.template is not None and self.has_template_file:
             (folder / "chat_template.jinja").write_text(TEMPLATES[self.template])
         elif self.template is not None:
             settings["chat_template"] = TEMPLATES[self.template]
         write(folder / "tokenizer_config.json", settings)
-        if self.splits_files:
+        if self.has_merges_file:
             model = json.loads(tokenizer.to_str())["model"]
             write(folder / "vocab.json", model["vocab"])
             lines = ["#version: 0.2", *(" ".join(merge) for merge in model["merges"])]
@@ -250,7 +235,8 @@ def qwen(
         ends=("<|endoftext|>",) if is_base else ("<|im_end|>", "<|endoftext|>"),
         settings=settings,
         template=template,
-        splits_files=True,
+        num_rows=QWEN_ROWS,
+        has_merges_file=True,
         **more,
     )
 
@@ -268,6 +254,7 @@ def llama(*, factor: float, is_base: bool = False, **more: Any) -> Family:
     return Family(
         architecture="LlamaForCausalLM",
         tokenizer=llama_tokenizer,
+        first=LLAMA_TOKENS[0],
         ends=("<|end_of_text|>",) if is_base else ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
         rope_scaling={**LLAMA3_ROPE, "factor": factor},
         generation=drawn,

@@ -15,7 +15,13 @@ from tokenizers import Tokenizer
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.text.codec import CheckpointCodec, load_codec
 from tests.patience import HANG_S
-from tests.unit.engine.tokenizers_of_models import llama3, mistral, qwen
+from tests.unit.engine.tokenizers_of_models import (
+    added_tokens_decoder,
+    entry,
+    llama3,
+    mistral,
+    qwen,
+)
 
 TEXTS = [
     "Hello <think> the <new>  cat <|im_end|> x<also>\n",
@@ -43,19 +49,9 @@ THINK = id_in_qwen("<think>")
 IM_END = id_in_qwen("<|im_end|>")
 
 
-def entry(content: str, **flags: bool) -> dict[str, Any]:
-    """One token of added_tokens_decoder."""
-    names = ("lstrip", "normalized", "rstrip", "single_word", "special")
-    return {"content": content, **dict.fromkeys(names, False), **flags}
-
-
 def decoder(**more: Any) -> dict[str, Any]:
     """added_tokens_decoder as transformers 4 saved it: tokens of tokenizer.json, then others."""
-    own = {
-        str(number): entry(token.content, special=token.special)
-        for number, token in qwen().get_added_tokens_decoder().items()
-    }
-    return own | more
+    return added_tokens_decoder(qwen()) | more
 
 
 @dataclass(frozen=True)

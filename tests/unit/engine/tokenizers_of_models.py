@@ -1,6 +1,7 @@
 """Tokenizers with the structure that those of public models have in tokenizer.json."""
 
 from collections.abc import Callable
+from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -87,15 +88,20 @@ def byte_level_bpe(words: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def qwen() -> Tokenizer:
-    tokenizer = byte_level_bpe([mark + word for word in WORDS for mark in (" ", "")])
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+def byte_level_words(split: str) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts a text by a pattern, and writes the bytes of each piece as symbols."""
+    return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(split), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
+
+def qwen() -> Tokenizer:
+    tokenizer = byte_level_bpe([mark + word for word in WORDS for mark in (" ", "")])
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = byte_level_words(QWEN_SPLIT)
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
     return tokenizer
@@ -135,6 +141,20 @@ def bytes_and_metaspace() -> Tokenizer:
     tokenizer = bpe_with_byte_fallback(strips=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     return tokenizer
+
+
+def entry(content: str, **flags: bool) -> dict[str, Any]:
+    """One token of added_tokens_decoder."""
+    names = ("lstrip", "normalized", "rstrip", "single_word", "special")
+    return {"content": content, **dict.fromkeys(names, False), **flags}
+
+
+def added_tokens_decoder(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the tokens of tokenizer.json as transformers 4 saved them to its settings."""
+    return {
+        str(number): entry(token.content, special=token.special)
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+    }
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
