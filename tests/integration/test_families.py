@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import torch
 
 from tests.integration.families import FAMILIES, MAX_POSITIONS, TEXTS
 from tests.integration.served import MODEL, Served, served
+from tests.slow import slow_but
 
 NUM_CHATS: Final = 20
 MAX_TOKENS: Final = 24
@@ -100,14 +102,7 @@ class Case:
         return "/v1/chat/completions" if "messages" in self.requests[0] else "/v1/completions"
 
 
-def marked() -> list[Any]:
-    """Return the families as parameters, most of them slow."""
-    return [
-        pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FAMILIES
-    ]
-
-
-@pytest.fixture(scope="module", params=marked())
+@pytest.fixture(scope="module", params=slow_but(OFTEN, FAMILIES))
 def case(
     request: pytest.FixtureRequest,
     make_checkpoint: Callable[..., Path],
@@ -115,7 +110,10 @@ def case(
 ) -> Iterator[Case]:
     family = FAMILIES[request.param]
     folder = family.write(make_checkpoint, tmp_path_factory.mktemp("family"))
-    prompts = [{"prompt": chat[-1]["content"] + TEXTS[at % 5]} for at, chat in enumerate(CHATS)]
+    prompts = [
+        {"prompt": chat[-1]["content"] + text}
+        for chat, text in zip(CHATS, cycle(TEXTS), strict=False)
+    ]
     chats = [{"messages": chat} for chat in CHATS]
     with served(folder, max_seq_len=MAX_POSITIONS) as server:
         yield Case(server, Reference.of(folder), chats if family.template else prompts)
@@ -141,13 +139,12 @@ def test_greedy_texts_and_ends_are_those_of_transformers(case: Case) -> None:
     assert {*reasons} == {"stop", "length"}, "some answers end, and some do not"
 
 
-def test_a_base_model_says_that_it_has_no_template(case: Case) -> None:
+def test_a_model_without_a_template_says_so_to_a_chat(case: Case) -> None:
     chat = {"model": MODEL, "messages": CHATS[0], "max_tokens": 1}
+    has_template = case.path == "/v1/chat/completions"
 
     answer = case.server.post("/v1/chat/completions", chat)
 
-    if case.path == "/v1/completions":
-        assert answer.status_code == 400
-        assert "no chat template" in answer.json()["error"]["message"]
-    else:
-        assert answer.status_code == 200
+    assert answer.status_code == (200 if has_template else 400)
+    message = answer.json().get("error", {"message": ""})["message"]
+    assert ("no chat template" in message) == (not has_template)

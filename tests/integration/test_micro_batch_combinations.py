@@ -5,7 +5,7 @@ the same requests twice on one group of ranks: with whole steps, then with every
 be, whether it pays or not. docs/guides/micro-batches.md has a line for each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ from tests.integration.bench import (
 )
 from tests.integration.forced_cuts import forced_cuts, no_cuts
 from tests.integration.test_ranks import ranks_of
+from tests.slow import slow_but
 
 SLO: Final = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="20ms"))
 TP2: Final = ParallelShape(tp=2)
@@ -158,16 +159,13 @@ COMBINATIONS: dict[str, Combination] = {
 }
 
 
-SLOW: Final = (
-    "top logits", "Standard", "swap", "W8A8", "C8", "tp 4", "tp 2, pp 2", "tp 2, dp 2",
+OFTEN: Final = (
+    "tp 2", "SplitFuse", "prefix cache", "SLO", "async scheduling", "choices", "beams", "drafts",
+    "recompute", "aborts", "all at once", "tp 2, sp",
 )  # fmt: skip
-"""Those whose parts are in another case: "all at once" has both kinds of 8 bits, sp has Standard,
-and steps of top logits, of four ranks, of stages and of dp are in the other tests of ranks."""
-
-
-def marked(names: Iterable[str]) -> list[Any]:
-    """Return the names as parameters, the slow ones marked so."""
-    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in names]
+"""Those that `make test` takes. What the others are made of is in one of them, or in another test
+of ranks: "all at once" has both kinds of 8 bits, sp has Standard, "recompute" loses its blocks, and
+top logits, swap, stages, four ranks and dp are in test_ranks.py and test_dp_ranks.py."""
 
 
 class Groups:
@@ -280,7 +278,7 @@ def assert_near(cut: Outcome, whole: Outcome) -> None:
     assert sum(one > 1e-3 for one in differences) < len(differences) / 3
 
 
-@pytest.mark.parametrize("name", marked(COMBINATIONS))
+@pytest.mark.parametrize("name", slow_but(OFTEN, COMBINATIONS))
 def test_cut_steps_say_what_whole_ones_say(groups: Groups, name: str) -> None:
     combination = COMBINATIONS[name]
     executor = groups.of(combination)

@@ -5,7 +5,7 @@ and drawn, several choices, beams; some are given up, and settings change meanwh
 answered alone, by one rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +38,7 @@ from tests.integration.bench import (
     with_async_scheduling,
 )
 from tests.integration.test_ranks import ranks_of
+from tests.slow import slow_but
 from tests.unit.engine.native import native_kernels
 
 MAX_POSITIONS: Final = 1024
@@ -165,21 +166,13 @@ def several(name: str, prompt: Tokens, count: int, **sampling: Any) -> Request:
     )
 
 
-def cases(names: Iterable[str]) -> list[Any]:
-    """Parameters, of which CI has those in IN_CI."""
-    return [
-        pytest.param(name, id=name, marks=() if name in IN_CI else pytest.mark.slow)
-        for name in names
-    ]
-
-
-@pytest.fixture(scope="module", params=cases(FAMILIES))
+@pytest.fixture(scope="module", params=slow_but(IN_CI, FAMILIES))
 def family(request: pytest.FixtureRequest, make_checkpoint: Make) -> tuple[str, Path]:
     architecture, overrides = FAMILIES[request.param]
     return request.param, make_checkpoint(architecture, **{**SIZES, **overrides})
 
 
-@pytest.fixture(scope="module", params=cases(SHAPES))
+@pytest.fixture(scope="module", params=slow_but(IN_CI, SHAPES))
 def group(request: pytest.FixtureRequest, family: tuple[str, Path]) -> Iterator[Ranks]:
     """One group for each family and shape; one engine after another uses it."""
     shape = SHAPES[request.param]
@@ -291,7 +284,7 @@ def test_the_requests_are_those_of_the_issue(family: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("template", cases(["continuous", "splitfuse"]))
+@pytest.mark.parametrize("template", slow_but(IN_CI, ["continuous", "splitfuse"]))
 def test_ranks_say_what_one_says(
     family: tuple[str, Path], group: Ranks, template: str, *, is_async: bool
 ) -> None:
@@ -305,7 +298,7 @@ def test_ranks_say_what_one_says(
     assert outcome.stats.num_hit_tokens > 0
 
 
-@pytest.mark.parametrize("way", cases(["recompute", "swap"]))
+@pytest.mark.parametrize("way", slow_but(IN_CI, ["recompute", "swap"]))
 def test_ranks_say_what_one_says_when_blocks_are_scarce(
     family: tuple[str, Path], group: Ranks, way: str
 ) -> None:

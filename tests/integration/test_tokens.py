@@ -20,6 +20,7 @@ from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.runner import ModelRunner
 from tests.integration.one_rank import engine_of_one_rank
+from tests.slow import slow_but
 from tests.tiny import TINY
 
 NUM_PROMPTS = 64
@@ -40,10 +41,7 @@ SCHEDULES = {
 
 def schedules(*often: str) -> list[Any]:
     """Return all schedules as parameters, those that `make test` leaves out marked slow."""
-    return [
-        pytest.param(budget, id=name, marks=() if name in often else pytest.mark.slow)
-        for name, budget in SCHEDULES.items()
-    ]
+    return slow_but(often, SCHEDULES, value=SCHEDULES.__getitem__)
 
 
 ARCHITECTURES = {
