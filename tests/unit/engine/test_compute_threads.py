@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from typing import Self
 
 import pytest
@@ -21,6 +22,7 @@ from tandem_engine.device.cpu.threads.compute_threads import (
 )
 from tandem_engine.device.cpu.threads.core_locks import CoreLocks
 from tandem_engine.device.cpu.threads.cores import HostCores, Pin, ThreadPlan
+from tests.descriptors import no_descriptor_left
 from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels
 
@@ -230,6 +232,34 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
             time.sleep(0.001)
 
         assert chooser.plans[-1] == ThreadPlan(num_threads=4, cpus=(0, 1, 2, 3))
+
+
+def test_a_replica_out_of_descriptors_keeps_its_threads_and_goes_on_looking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_threads, "RETRY_S", 0.001)
+    with Chooser(folder) as chooser:
+        with other_replica(folder, "0,1,2,3"):
+            shared = chooser.threads.choose(4)
+            with no_descriptor_left():
+                with pytest.raises(OSError, match="Too many open files"):
+                    chooser.threads.retry()
+                wait_for_tries(chooser, monkeypatch, 3)
+                assert chooser.plans == [shared]
+
+        wait_for_threads(chooser, 4)
+
+
+def wait_for_tries(chooser: Chooser, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Wait until it has looked for cores so often."""
+    tries, retry = Semaphore(0), chooser.threads.retry
+
+    def counted() -> None:
+        tries.release()
+        retry()
+
+    monkeypatch.setattr(chooser.threads, "retry", counted)
+    assert all(tries.acquire(timeout=HANG_S) for _ in range(count))
 
 
 def test_replicas_in_a_container_share_its_quota(

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -203,6 +204,8 @@ class ComputeThreads:
             while not self.has_all_cores and not stop.wait(RETRY_S):
                 with self._changing:
                     if not stop.is_set():
-                        self.retry()
+                        # Without a file descriptor left nothing can be read: the plan stays.
+                        with suppress(OSError):
+                            self.retry()
 
         threading.Thread(target=retry, name="tandem-cores", daemon=True).start()

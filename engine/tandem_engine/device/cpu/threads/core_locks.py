@@ -6,6 +6,7 @@ a file of another. Replicas that do not see the same folder, as in containers, d
 other's locks: see `cores.unpinned_reason`.
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -16,6 +17,7 @@ from typing import Final
 
 FOLDER: Final = Path("/tmp/tandem-cores")  # noqa: S108 - all users must find it; see above
 _MOST_REPLICAS: Final = 1024
+_OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class CoreLocks:
@@ -52,6 +54,9 @@ class CoreLocks:
 
         Returns:
             All cores that it holds.
+
+        Raises:
+            OSError: No file descriptor is left.
         """
         with self._lock:
             for core in cores:
@@ -61,7 +66,11 @@ class CoreLocks:
             return self.cores
 
     def num_replicas(self) -> int:
-        """Processes that compute on this machine, as far as they see this folder; at least 1."""
+        """Processes that compute on this machine, as far as they see this folder; at least 1.
+
+        Raises:
+            OSError: No file descriptor is left.
+        """
         with self._lock:
             if not any(name.startswith("replica-") for name in self._held):
                 slots = (f"replica-{number}" for number in range(_MOST_REPLICAS))
@@ -103,7 +112,7 @@ class CoreLocks:
         return not is_free
 
     def _opened(self, path: Path) -> int | None:
-        """Open a file that can be locked, of any owner."""
+        """Open a file that can be locked, of any owner; None: it cannot be."""
         try:
             self._make_folder()
             try:
@@ -111,7 +120,9 @@ class CoreLocks:
             except PermissionError:
                 # The kernel may refuse to "create" a file that exists and has another owner.
                 return _open(path)
-        except OSError:
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise  # it says nothing about the file
             return None
 
     def _make_folder(self) -> None:
