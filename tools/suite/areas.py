@@ -206,24 +206,20 @@ AREAS: Final = (
 # Three processes on two cores: while tests of one wait, those of the others compute.
 STAGES: Final = (
     # Programs that measure are no part of the product, and mypy knows whether they still fit it.
+    # One stage, as each start of the processes costs half a minute of imports.
     Stage(
-        name="unit",
-        paths=("unit",),
-        marks="not slow",
+        name="unit and integration",
+        paths=("unit", "integration"),
+        marks="not slow and not cluster",
         left_out=("unit/benchmarks",),
         processes=3,
     ),
-    Stage(
-        name="integration",
-        paths=("integration",),
-        marks="not slow and not cluster",
-        processes=3,
-    ),
     Stage(name="local Ray", paths=("e2e",), marks="not slow and not cluster"),
+    # The folders alone that have such tests: those of the others take ten seconds to be read.
     # The operator's tests leave the cluster as it was (tests/cluster_fixture.py), so they go first.
     Stage(
         name="Kubernetes",
-        paths=("integration", "e2e"),
+        paths=("integration/operator", "e2e/kubernetes"),
         marks="not slow and cluster",
         has_second_try=True,
     ),

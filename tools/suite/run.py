@@ -48,6 +48,7 @@ class Run:
         line += [f"--ignore={path}" for path in self.left_out]
         if self.processes > 1:
             line += [f"--numprocesses={self.processes}", "--dist=loadfile"]
+            line.append("--no-loadscope-reorder")  # unit tests before those that stand on them
         return [*line, *self.paths]
 
 

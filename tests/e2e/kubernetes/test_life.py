@@ -16,8 +16,8 @@ from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
 
 CONCURRENCY = 16
-PAUSE_S = 0.5
-"""Some 25 questions a second, which leave cores for pods that start."""
+PAUSE_S = 1.0
+"""Some 14 questions a second, which leave cores for pods that start."""
 QUESTIONS = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]

@@ -1,10 +1,11 @@
 """The areas: every test file has one, what they name exists, and the pages say the same."""
 
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tools.suite.areas import AREAS, STAGES, Area, area_of
+from tools.suite.areas import AREAS, STAGES, Area, area_of, below
 from tools.suite.run import CHECKOUT, files_of
 
 TESTS = CHECKOUT / "tests"
@@ -31,9 +32,28 @@ def test_every_area_has_tests(area: Area) -> None:
 
 
 def test_every_test_file_is_below_a_stage() -> None:
-    folders = {path for stage in STAGES for path in stage.paths}
+    assert [file for file in FILES if not _in_a_stage(file, "not cluster")] == []
 
-    assert [file for file in FILES if PurePosixPath(file).parts[0] not in folders] == []
+
+def test_every_test_with_a_kubernetes_is_below_a_stage_or_slow() -> None:
+    with_cluster = [file for file in FILES if _has_mark(file, "cluster")]
+    fast = [file for file in with_cluster if not _has_mark(file, "slow")]
+
+    assert fast
+    assert [file for file in fast if not _in_a_stage(file, "and cluster")] == []
+
+
+def _in_a_stage(file: str, marks: str) -> bool:
+    stages = (stage for stage in STAGES if marks in stage.marks)
+    return any(below(PurePosixPath(file), stage.paths) for stage in stages)
+
+
+def _has_mark(file: str, mark: str) -> bool:
+    """True if all tests of a file have it."""
+    marks = re.search(
+        r"^pytestmark = (\[.*?\]|.*?)$", (TESTS / file).read_text(), re.MULTILINE | re.DOTALL
+    )
+    return bool(marks and re.search(rf"\bpytest\.mark\.{mark}\b", marks[1]))
 
 
 def test_what_a_stage_leaves_out_is_an_area() -> None:
