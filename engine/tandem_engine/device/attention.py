@@ -11,11 +11,11 @@ A *row* is one sequence. Decode rows bring one token each and come first; a chun
 token or more of a prompt. The last tokens of a row's context are the row's own tokens of the step.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from torch import Tensor
 TILE_TOKENS = 512
 """Queries of a continued chunk that attend together; bounds the causal mask, which they share."""
 
+T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
@@ -98,6 +99,14 @@ class AttentionMetadata:
     """[tokens]: id of the block where K and V of each token go."""
     token_offsets: Ints
     """[tokens]: their offset in that block."""
+    _made: dict[Hashable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` gives, called once a step and key: what kernels of a device share."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @property
     def num_rows(self) -> int:

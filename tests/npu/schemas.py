@@ -1,0 +1,61 @@
+"""The schemas of torch_npu's operators that the back end calls, as torch_npu 2.13.0 has them.
+
+`test_torch_npu.py` compares them with the real package; without it they let the operators of
+`operators` be called as the real ones are.
+"""
+
+from typing import Final
+
+SCHEMAS: Final = {
+    "npu_add_rms_norm": (
+        "npu::npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma,"
+        " float epsilon=9.9999999999999995e-07) -> (Tensor, Tensor, Tensor)"
+    ),
+    "npu_dynamic_quant": (
+        "npu::npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None,"
+        ' Tensor? group_index=None, int? dst_type=None, str quant_mode="pertoken",'
+        " float dst_type_max=0.) -> (Tensor, Tensor)"
+    ),
+    "npu_fused_infer_attention_score": (
+        "npu::npu_fused_infer_attention_score(Tensor query, Tensor key, Tensor value, *,"
+        " Tensor? pse_shift=None, Tensor? atten_mask=None, SymInt[]? actual_seq_lengths=None,"
+        " SymInt[]? actual_seq_lengths_kv=None, Tensor? dequant_scale1=None,"
+        " Tensor? quant_scale1=None, Tensor? dequant_scale2=None, Tensor? quant_scale2=None,"
+        " Tensor? quant_offset2=None, Tensor? antiquant_scale=None, Tensor? antiquant_offset=None,"
+        " Tensor? key_antiquant_scale=None, Tensor? key_antiquant_offset=None,"
+        " Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None,"
+        " Tensor? block_table=None, Tensor? query_padding_size=None, Tensor? kv_padding_size=None,"
+        " Tensor? key_shared_prefix=None, Tensor? value_shared_prefix=None,"
+        " SymInt[]? actual_shared_prefix_len=None, Tensor? query_rope=None, Tensor? key_rope=None,"
+        " Tensor? key_rope_antiquant_scale=None, int num_heads=1, float scale=1.,"
+        ' int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH",'
+        " int num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0,"
+        " int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0,"
+        " bool softmax_lse_flag=False) -> (Tensor, Tensor)"
+    ),
+    "npu_quant_matmul": (
+        "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None,"
+        " Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None,"
+        " int? x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None,"
+        " int? scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) -> Tensor"
+    ),
+    "npu_quantize": (
+        "npu::npu_quantize(Tensor input, Tensor scales, Tensor? zero_points, int dtype,"
+        " int axis=1, bool div_mode=True) -> Tensor"
+    ),
+    "npu_rms_norm": (
+        "npu::npu_rms_norm(Tensor input, Tensor gamma, float epsilon=9.9999999999999995e-07)"
+        " -> (Tensor, Tensor)"
+    ),
+    "npu_rotary_mul": (
+        'npu::npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode="half",'
+        " Tensor? rotate=None) -> Tensor"
+    ),
+    "npu_scatter_pa_kv_cache": (
+        "npu::npu_scatter_pa_kv_cache(Tensor key, Tensor value, Tensor(a!) key_cache,"
+        " Tensor(b!) value_cache, Tensor slot_mapping, *, Tensor? compress_lens=None,"
+        ' Tensor? compress_seq_offsets=None, Tensor? seq_lens=None, str? cache_mode="PA_NZ")'
+        " -> ()"
+    ),
+    "npu_swiglu": "npu::npu_swiglu(Tensor input, int dim=-1) -> Tensor",
+}

@@ -1,0 +1,56 @@
+"""Sizes that the operators of an NPU do not take are refused, with those that would do."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.npu.kernels import NpuKernels
+from tandem_engine.device.npu.limits import check_cache
+from tandem_engine.kvcache.layout import CacheLayout
+
+LAYOUT = CacheLayout(num_layers=2, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=128)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("block_size", [16, 128, 1024])
+def test_what_the_operators_take_is_taken(dtype: str, block_size: int) -> None:
+    check_cache(replace(LAYOUT, dtype=dtype, block_size=block_size))
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        (
+            replace(LAYOUT, head_dim=64),
+            "the model's heads have 64 values, and attention on device npu takes heads of 128; "
+            "choose a model that has these, or device cpu",
+        ),
+        (
+            replace(LAYOUT, dtype="int8"),
+            "the KV cache is int8, and on device npu it can be bfloat16 or float16; set dtype or "
+            "kvCacheDtype to one of them",
+        ),
+        (
+            replace(LAYOUT, block_size=40),
+            "cacheBlockSize is 40, and on device npu it is a multiple of 16 up to 1024; 128 is "
+            "what Ascend's servers take",
+        ),
+    ],
+)
+def test_a_cache_that_attention_does_not_take_is_refused(
+    layout: CacheLayout, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_cache(layout)
+
+    assert str(refused.value) == sentence
+
+
+def test_a_layer_that_is_too_wide_for_8_bits_is_refused() -> None:
+    kernels = NpuKernels()
+    kernels.packing_int8(65535, 64, torch.device("meta"), is_static=False)
+
+    with pytest.raises(ConfigError, match="neither may be above 65535; leave it in its own type"):
+        kernels.packing_int8(151936, 64, torch.device("meta"), is_static=False)
