@@ -103,6 +103,7 @@ def build_engine(
         report(runtime.set_num_threads(config.num_threads, num_ranks=shape.world_size))
         process = runtime.memory().used
         decoder = _load(config, shape, runtime, max_positions, report)
+        runtime.check_cache(_layout(config, decoder))
         draft = None
         if draft_part is not None:
             draft = LoadedDraft.load(draft_part, config, runtime, max_positions)

@@ -7,7 +7,10 @@ from typing import cast
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.runtime import DeviceRuntime
 
-BACKENDS = {"cpu": "tandem_engine.device.cpu.runtime:CpuRuntime"}
+BACKENDS = {
+    "cpu": "tandem_engine.device.cpu.runtime:CpuRuntime",
+    "npu": "tandem_engine.device.npu.runtime:NpuRuntime",
+}
 """Name → "module:attribute" of a callable that takes `memory_bytes` and returns a runtime."""
 
 

@@ -15,6 +15,7 @@ from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import PackingKernels
 from tandem_engine.device.sampling import SamplingKernels
+from tandem_engine.kvcache.layout import CacheLayout
 
 
 class Memory(NamedTuple):
@@ -130,6 +131,13 @@ class DeviceRuntime(Protocol):
     @property
     def kernels(self) -> Kernels:
         """The backend's kernels."""
+
+    def check_cache(self, layout: CacheLayout) -> None:
+        """Make sure that the kernels can read such a KV cache.
+
+        Raises:
+            ConfigError: They cannot.
+        """
 
     def memory(self) -> Memory:
         """Bytes that this process may hold, and holds."""

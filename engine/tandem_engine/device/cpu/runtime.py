@@ -19,6 +19,7 @@ from tandem_engine.device.cpu.threads.cores import Pin, ThreadPlan
 from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import Kernels, Memory
+from tandem_engine.kvcache.layout import CacheLayout
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
 """Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best. Those of
@@ -54,6 +55,9 @@ class CpuRuntime:
         self._memory_bytes = memory_bytes or int(
             SHARE_OF_AVAILABLE * (available_memory() + resident_memory())
         )
+
+    def check_cache(self, layout: CacheLayout) -> None:
+        """Nothing: the kernels take every cache that a layout describes."""
 
     def memory(self) -> Memory:
         """The given limit, or 0.8 of what was available at the start; and what is resident now."""
