@@ -23,13 +23,14 @@ def install(folder: Path, requirements: Sequence[str], *, overrides: Sequence[st
         The folder of the commands.
     """
     python, changed = folder / "bin/python", folder / "overrides.txt"
-    _uv("venv", "--python", sys.executable, str(folder))
+    uv("venv", "--python", sys.executable, str(folder))
     changed.write_text("\n".join(overrides))
-    _uv("pip", "install", "--python", str(python), "--override", str(changed), *requirements)
+    uv("pip", "install", "--python", str(python), "--override", str(changed), *requirements)
     return folder / "bin"
 
 
-def _uv(*arguments: str) -> None:
+def uv(*arguments: str) -> None:
+    """Run uv; skip the test where it cannot install what is asked for."""
     done = subprocess.run([_UV, "--quiet", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"{arguments[-1]} cannot be installed here: {done.stderr[-300:]}")

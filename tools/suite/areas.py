@@ -113,6 +113,17 @@ AREAS: Final = (
         minutes=6,
     ),
     Area(
+        name="npu",
+        holds="The NPU back end: the real torch_npu without a card, tokens over its operators",
+        paths=(
+            "integration/test_npu_tokens.py",
+            "integration/test_torch_npu.py",
+            "unit/engine/npu",
+        ),
+        code=("engine/tandem_engine/device", "tests/npu"),
+        minutes=4,
+    ),
+    Area(
         name="hostile",
         holds="Hostile callers, endless requests, callers that leave, silent streams; real HAProxy",
         paths=(
