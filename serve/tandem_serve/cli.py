@@ -200,6 +200,18 @@ def quantize(
     run(source, target, output_format=output_format, head=head, show_all=show_all)
 
 
+@app.command(epilog="[bold]Examples[/bold]\n\ntandem doctor\n\ntandem doctor npu")
+def doctor(
+    device: Annotated[
+        Literal["cpu", "npu"], typer.Argument(metavar="DEVICE", help="Device to examine.")
+    ] = "cpu",
+) -> None:
+    """Compare what a device computes with the reference, kernel by kernel."""
+    from tandem_serve.commands.doctor import doctor as run
+
+    run(device)
+
+
 @app.command(
     epilog='[bold]Examples[/bold]\n\ntandem chat\n\ntandem chat -m "12+30=?" '
     "--temperature 0\n\n"

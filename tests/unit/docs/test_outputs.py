@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tandem_engine import doctor
 from tandem_engine.api.micro_batch_stats import (
     GateState,
     MicroBatchStats,
@@ -23,6 +24,7 @@ from tandem_engine.api.micro_batch_stats import (
     gain_line,
     gate_line,
 )
+from tandem_engine.doctor import Examination, Finding
 from tandem_operator.commands.get import HEADER, line_of, row_of, widths_of
 from tandem_operator.crd.manifest import definition
 from tandem_serve.cli import app
@@ -58,6 +60,17 @@ def quantized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (folder / "models").mkdir()
     monkeypatch.chdir(folder)
     return runner.invoke(app, ["quantize", str(TINY), "models/tiny-w8a8"]).stdout
+
+
+def examined(_: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the table of `tandem doctor`, with the errors of one CPU."""
+    errors = {"embedding": 0.0, "RMS norm": 0.0, "attention of decodes and a chunk": 0.0011}
+    others = [Finding(str(number), 0.0) for number in range(7)]
+    first, second, last = (Finding(name, error) for name, error in errors.items())
+    examination = Examination("x86_64", (first, second, *others, last))
+    monkeypatch.setattr(doctor, "examine_device", lambda _: examination)
+    # The line before the table has the versions.
+    return "\n".join(runner.invoke(app, ["doctor"]).stdout.splitlines()[1:])
 
 
 def listed(_: Path, __: pytest.MonkeyPatch) -> str:
@@ -209,6 +222,7 @@ PRINTED: Final[dict[str, Printed]] = {
     "model: 271 tokens, not 272; name a smaller model of the same family, or set method: ngram, "
     "which needs none.": other_tokenizer,
     "layer outputs × inputs error": quantized,
+    "kernel largest error at most 1.56%": examined,
     "recording up to 2 steps, for 10 s at most…": timeline_recorded,
     "NAME READY REPLICAS MODEL URL REASON AGE": listed,
 }

@@ -25,7 +25,7 @@ _LIBRARY: Final = re.compile(r"\b(lib[\w+-]+\.so[\w.]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What this machine has of what an NPU needs."""
+    """State of this machine, as far as an NPU needs it."""
 
     package: str | None
     """Version of torch_npu; None: it is not installed."""

@@ -12,7 +12,7 @@ from tandem_engine.device.attention import AttentionMetadata
 
 @dataclass(slots=True)
 class StepInputs:
-    """What layers with as many KV heads share in one step."""
+    """Rows and slots of one step, for all layers with as many KV heads."""
 
     query_ends: list[int]
     """[rows]: tokens of the flat batch up to and including each row, on the host."""

@@ -1,0 +1,75 @@
+"""`tandem doctor`: it finds what is wrong, and nothing where nothing is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.cpu.runtime import KERNELS_VARIABLE
+from tandem_engine.device.npu.kernels import NpuKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
+from tandem_engine.doctor import Finding, examine, examine_device
+from tests.npu.operators import operators_on_cpu
+from tests.unit.engine.native import native_kernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def operators() -> Iterator[None]:
+    with operators_on_cpu():
+        yield
+
+
+class Wrong(ReferenceKernels):
+    """Kernels of which three are wrong, each in its own way."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return super().rms_norm(x, weight, eps) * 1.02
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        raise RuntimeError(f"EZ9999: no operator takes {tuple(gate_up.shape)}\nmore of CANN")
+
+    def paged_attention(self, *arguments: Any, **others: Any) -> Tensor:
+        attended = super().paged_attention(*arguments, **others)
+        attended[0, 0] = torch.nan
+        return attended
+
+
+def wrong_ones(findings: Iterator[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings if not finding.is_right}
+
+
+def test_the_kernels_of_this_cpu_are_right() -> None:
+    assert wrong_ones(examine(native_kernels(), CPU)) == {}
+
+
+def test_the_kernels_of_an_npu_are_right_over_operators_on_the_cpu() -> None:
+    assert wrong_ones(examine(NpuKernels(), CPU)) == {}
+
+
+def test_what_is_wrong_is_found_and_the_others_are_examined() -> None:
+    findings = list(examine(Wrong(), CPU))
+    wrong = wrong_ones(iter(findings))
+
+    assert len(findings) == 10
+    assert set(wrong) == {
+        "RMS norm",
+        "add and RMS norm",
+        "SwiGLU",
+        "the same with norms of heads",
+        "attention of decodes and a chunk",
+    }
+    assert 0.016 < wrong["RMS norm"].error < 0.03
+    assert wrong["SwiGLU"].refusal == "EZ9999: no operator takes (32, 6144)"
+    assert wrong["attention of decodes and a chunk"].error == float("inf")
+
+
+def test_the_reference_is_not_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "reference")
+
+    with pytest.raises(ConfigError, match="device cpu has no kernels here but the reference"):
+        examine_device("cpu")
