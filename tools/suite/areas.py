@@ -121,7 +121,7 @@ AREAS: Final = (
             "unit/engine/npu",
         ),
         code=("engine/tandem_engine/device", "tests/npu"),
-        minutes=4,
+        minutes=5,
     ),
     Area(
         name="hostile",
