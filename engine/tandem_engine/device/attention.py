@@ -12,7 +12,7 @@ token or more of a prompt. The last tokens of a row's context are the row's own 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -99,7 +99,6 @@ class AttentionMetadata:
     """[tokens]: id of the block where K and V of each token go."""
     token_offsets: Ints
     """[tokens]: their offset in that block."""
-    _made: dict[Hashable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` gives, called once a step and key: what kernels of a device share."""
@@ -152,6 +151,10 @@ class AttentionMetadata:
         return _chunks(
             self.num_decode_rows, self.row_starts, begins, self.first_block, self._blocks
         )
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
 
     @cached_property
     def _blocks(self) -> Tensor:
