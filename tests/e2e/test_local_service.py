@@ -45,7 +45,7 @@ class StreamingClients:
     """Clients that stream one completion after the other until they are told to stop."""
 
     CLIENTS = 3
-    """They leave cores for the command that makes the change: eight made it wait for 25 s more."""
+    """They leave cores for the command that makes the change: eight made it wait 20 s longer."""
     MAX_TOKENS = 100
 
     def __init__(self, service: Service) -> None:
