@@ -4,6 +4,7 @@ The sizes are those of Qwen3-0.6B with a narrow vocabulary: decodes and a chunk 
 step, in bfloat16 and in 8 bits.
 """
 
+import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from torch import Tensor
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime, HeadNorms, Kernels
-from tandem_engine.quantization.int8 import StaticInput, quantize_rows
+from tandem_engine.quantization.int8 import Int8Weight, StaticInput, quantize_rows
 
 TOLERANCE: Final = 2.0**-6
 """Two steps of bfloat16, as a share of the largest expected value."""
@@ -32,6 +34,8 @@ _BLOCK_SIZE: Final = 128
 _CHUNK: Final = 27
 _CONTEXTS: Final = (1, 128, 129, 300, 700)
 """Of the rows that decode: an end before, at and behind that of a block."""
+_BLOCKS: Final = [-(-length // _BLOCK_SIZE) for length in (*_CONTEXTS, _CHUNK + _BLOCK_SIZE)]
+"""Of each row, that of the chunk last."""
 _STATIC: Final = StaticInput(scale=0.03, zero_point=101)
 
 
@@ -100,17 +104,17 @@ def examine(kernels: Kernels, device: torch.device) -> Iterator[Finding]:
             got = [each.cpu() for each in run(kernels, device)]
         except Exception as error:  # noqa: BLE001  # whatever an operator raises is the finding
             words = str(error).strip() or type(error).__name__
-            yield Finding(name, float("inf"), words.splitlines()[0])
+            yield Finding(name, math.inf, words.splitlines()[0])
             continue
         yield Finding(name, max(map(_difference, got, expected)))
 
 
 def _difference(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape:
-        return float("inf")
+        return math.inf
     wide = expected.float()
     error = float((got.float() - wide).abs().max() / wide.abs().max())
-    return float("inf") if error != error else error  # noqa: PLR0124 - NaN alone is not itself
+    return math.inf if math.isnan(error) else error
 
 
 def _norm(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
@@ -132,9 +136,8 @@ def _embedding(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
 
 
 def _linear(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
-    packing = kernels.packing(_WIDTH, _HIDDEN, _DTYPE, device)
-    packing.put(0, _weight())
-    return [_apply(kernels, device, packing.finish(_random(device, _WIDTH, seed=2)))]
+    packed = pack(kernels, _weight(), _random(device, _WIDTH, seed=2), device=device)
+    return [_apply(kernels, device, packed)]
 
 
 def _linear_int8(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
@@ -153,11 +156,10 @@ def _int8(kernels: Kernels, device: torch.device, static: StaticInput | None) ->
     values, scales = torch.empty(_WIDTH, _HIDDEN, dtype=torch.int8), torch.empty(_WIDTH)
     quantize_rows(_weight(), values=values, scales=scales)
     if static is not None:
-        scales = scales * static.scale
-    packing = kernels.packing_int8(_WIDTH, _HIDDEN, device, is_static=static is not None)
-    packing.put(0, values)
+        scales *= static.scale
     bias = _random(device, _WIDTH, seed=2).float()
-    return packing.finish(scales.to(device), bias, static)
+    weight = Int8Weight(values, scales.to(device), bias, static)
+    return pack_int8(kernels, weight, device=device)
 
 
 def _prepare(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
@@ -175,7 +177,8 @@ def _prepared(
     """Q, and the slots that were written; some kernels wipe the others of a block that begins."""
     width = (_HEADS + 2 * _KV_HEADS) * _HEAD_DIM
     qkv = _random(device, _tokens(), width, seed=3)
-    angles = torch.outer(torch.arange(1024.0), 10000.0 ** -(torch.arange(64) / 64))
+    half = _HEAD_DIM // 2
+    angles = torch.outer(torch.arange(1024.0), 10000.0 ** -(torch.arange(half) / half))
     rope = torch.cat((angles.cos(), angles.sin()), dim=1).to(_DTYPE).to(device)
     keys, values = _caches(device)
     metadata = _metadata(device)
@@ -191,22 +194,19 @@ def _attention(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
 
 
 def _metadata(device: torch.device) -> AttentionMetadata:
-    contexts = [*_CONTEXTS, _CHUNK + _BLOCK_SIZE]
-    blocks = [-(-length // _BLOCK_SIZE) for length in contexts]
     # From the last block down: that a table is read at all shows where ids are not in order.
-    ids = iter(range(sum(blocks) - 1, -1, -1))
+    ids = iter(reversed(range(sum(_BLOCKS))))
     return build_attention_metadata(
         query_lens=[1] * len(_CONTEXTS) + [_CHUNK],
-        context_lens=contexts,
-        block_tables=[[next(ids) for _ in range(count)] for count in blocks],
+        context_lens=[*_CONTEXTS, _CHUNK + _BLOCK_SIZE],
+        block_tables=[[next(ids) for _ in range(count)] for count in _BLOCKS],
         block_size=_BLOCK_SIZE,
         device=device,
     )
 
 
 def _caches(device: torch.device) -> tuple[Tensor, Tensor]:
-    num_blocks = sum(-(-length // _BLOCK_SIZE) for length in (*_CONTEXTS, _CHUNK + _BLOCK_SIZE))
-    shape = (num_blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM)
+    shape = (sum(_BLOCKS), _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM)
     return _random(device, *shape, seed=7), _random(device, *shape, seed=8)
 
 

@@ -12,12 +12,12 @@ from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
 from tandem_engine.device.registry import BACKENDS
+from tests.integration.test_accuracy import answers as greedy_answers
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.slow import slow_but
 from tests.tiny import (
     LEAST_ACCURACY,
     MAX_ANSWER_TOKENS,
-    NUM_QUESTIONS,
     TINY,
     accuracy,
     held_out,
@@ -38,9 +38,8 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     },
     "async scheduling": {"schedule": MIX.model_copy(update={"async_scheduling_enable": True})},
 }
-GREEDY: Final = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0.0)
 PARAMS: Final = {
-    "greedy": GREEDY,
+    "greedy": SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0.0),
     "beams": SamplingParams(max_tokens=8, use_beam_search=True, n=2, best_of=3),
     "drawn": SamplingParams(max_tokens=8, temperature=0.8, n=3, seed=7),
 }
@@ -99,9 +98,7 @@ def test_an_engine_says_the_same_as_on_the_cpu(npu: Callable[[], None], name: st
 @pytest.mark.parametrize("quantization", ["none", "w8a8"])
 def test_held_out_questions_are_answered(npu: Callable[[], None], quantization: str) -> None:
     npu()
-    said = asyncio.run(
-        answers(NUM_QUESTIONS, {"greedy": GREEDY}, schedule=MIX, quantization=quantization)
-    )
 
-    texts = {at: said[f"greedy {at}"][0] for at in range(NUM_QUESTIONS)}
-    assert accuracy(held_out(), texts) >= LEAST_ACCURACY, misses(held_out(), texts)
+    said = asyncio.run(greedy_answers(schedule=MIX, quantization=quantization))
+
+    assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)

@@ -84,19 +84,34 @@ def _never_filled(*given: object) -> Exception:
     return AssertionError(f"only shapes are packed, but {len(given)} values came; this is a bug")
 
 
-def pack(kernels: PackingKernels, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """Pack a weight [out, in] that is there as a whole, on the host: in tests and benchmarks."""
+def pack(
+    kernels: PackingKernels,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    device: torch.device | None = None,
+) -> PackedLinear:
+    """Pack a weight [out, in] that is there as a whole: in tests, benchmarks and `doctor`.
+
+    Args:
+        kernels: Those that will read it.
+        weight: Of any device.
+        bias: [out], on the device of the layer.
+        device: Of the layer; None: that of the weight.
+    """
     outputs, inputs = weight.shape
-    packing = kernels.packing(outputs, inputs, weight.dtype, weight.device)
+    packing = kernels.packing(outputs, inputs, weight.dtype, device or weight.device)
     packing.put(0, weight)
     return packing.finish(bias)
 
 
-def pack_int8(kernels: PackingKernels, weight: Int8Weight) -> PackedLinear:
-    """The same for a layer in 8 bits."""
+def pack_int8(
+    kernels: PackingKernels, weight: Int8Weight, *, device: torch.device | None = None
+) -> PackedLinear:
+    """The same for a layer in 8 bits, whose scales and bias are on its device."""
     outputs, inputs = weight.values.shape
     packing = kernels.packing_int8(
-        outputs, inputs, weight.values.device, is_static=weight.static is not None
+        outputs, inputs, device or weight.values.device, is_static=weight.static is not None
     )
     packing.put(0, weight.values)
     return packing.finish(weight.scales, weight.bias, weight.static)

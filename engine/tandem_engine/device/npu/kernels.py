@@ -7,7 +7,6 @@ its source; `limits` refuses what breaks one before anything starts.
 from typing import Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
@@ -16,6 +15,7 @@ from tandem_engine.device.npu.linear import FloatLinear, FloatPacking, Int8Linea
 from tandem_engine.device.npu.operators import npu
 from tandem_engine.device.npu.step import StepInputs
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
 
@@ -29,6 +29,7 @@ class NpuKernels:
     """See `runtime.Kernels` for what each does."""
 
     def __init__(self) -> None:
+        self._reference = ReferenceKernels()
         self._masks: dict[torch.device, Tensor] = {}
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
@@ -55,16 +56,16 @@ class NpuKernels:
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        if isinstance(packed, FloatLinear | Int8Linear):
+        if isinstance(packed, FloatLinear):
+            return self._reference.linear(x, packed)
+        if isinstance(packed, Int8Linear):
             return packed(x)
         raise TypeError(f"{type(packed).__name__} was packed by other kernels; this is a bug")
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """[tokens] → [tokens, hidden]."""
-        if isinstance(table, FloatLinear):
-            return F.embedding(token_ids, table.weight)
-        if isinstance(table, Tensor):
-            return F.embedding(token_ids, table)
+        if isinstance(table, FloatLinear | Tensor):
+            return self._reference.embedding(token_ids, table)
         raise TypeError(f"{type(table).__name__} holds no embeddings; this is a bug")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,29 +11,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from tandem_engine.device.npu.operators import npu
 from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.reference.kernels import PlainLinear, PlainPacking
 from tandem_engine.quantization.int8 import SHIFT, StaticInput
 
 _FRACTAL_NZ: Final = 29
 """CANN's number of the layout in tiles of 16 by 32 bytes, which its matrix units read."""
 
 
-@dataclass(frozen=True, slots=True)
-class FloatLinear(PackedLinear):
-    """A weight in its own layout."""
+class FloatLinear(PlainLinear):
+    """A weight in its own layout, on the card."""
 
-    weight: Tensor
-    """[out, in]."""
-    bias: Tensor | None
-    """[out]."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, in] → [tokens, out]."""
-        return F.linear(x, self.weight, self.bias)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +84,8 @@ class StaticScale:
         return values, sound.float()
 
 
-class FloatPacking:
-    """See `packing.LinearPacking`: rows are copied into the weight."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def put(self, first: int, rows: Tensor) -> None:
-        """Copy the rows to the device."""
-        self._weight[first : first + len(rows)] = rows
+class FloatPacking(PlainPacking):
+    """See `packing.LinearPacking`: rows are copied into the weight, which is on the card."""
 
     def finish(self, bias: Tensor | None) -> FloatLinear:
         """Return the weight as it is."""
