@@ -24,13 +24,15 @@ from tests.e2e.harness import wait_for
 from tests.patience import HANG_S
 from tests.ports import free_port
 from tests.tiny import TINY
+from tests.unit.operator.autoscaler.fake_api import ray_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 QUESTION: Final = {"model": "tandem-tiny", "prompt": "47+38=", "max_tokens": 2}
 HEAD_POD: Final[Mapping[str, Any]] = {
     "metadata": {
-        "labels": {"app.kubernetes.io/component": "head", "ray.io/cluster": "here"},
+        "labels": {"app.kubernetes.io/component": "head"},
+        "ownerReferences": [ray_cluster("here")],
     },
     "status": {"podIP": "127.0.0.1"},
 }

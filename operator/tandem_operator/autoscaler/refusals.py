@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tandem_operator.autoscaler.page import read_page
 from tandem_operator.k8s import names
-from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.k8s.owners import is_being_deleted, ray_cluster_of
 from tandem_serve.api.at_zero import DEMAND_BACKEND
 
 DEFAULT_ADDRESS: Final = f"http://{{ip}}:{names.PROXY_METRICS_PORT}/metrics?scope=backend"
@@ -50,9 +50,9 @@ class Refusals:
 def _head_ip(pods: Iterable[Mapping[str, Any]], cluster: str | None) -> str | None:
     """Return the address of the head of the Ray cluster that serves."""
     for pod in pods:
-        labels = pod["metadata"].get("labels", {})
-        is_head = labels.get(names.COMPONENT) == names.HEAD
-        if is_head and labels.get(names.RAY_CLUSTER) == cluster and not is_being_deleted(pod):
+        is_head = pod["metadata"].get("labels", {}).get(names.COMPONENT) == names.HEAD
+        is_its = cluster is not None and ray_cluster_of(pod) == cluster
+        if is_head and is_its and not is_being_deleted(pod):
             ip: str | None = pod.get("status", {}).get("podIP")
             return ip
     return None

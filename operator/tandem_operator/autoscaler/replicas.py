@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem_operator.clock import to_unix_s
 from tandem_operator.k8s import names
-from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.k8s.owners import is_being_deleted, ray_cluster_of
 from tandem_operator.status.conditions import find_condition
 
 
@@ -45,14 +45,15 @@ def replica_pods(
     """Return the replicas of the Ray cluster that serves; while none does, those of all."""
     workers = [pod for pod in pods if _is_replica(pod)]
     active = active_cluster(ray_service)
-    serving = [pod for pod in workers if _cluster(pod) == active]
+    serving = [pod for pod in workers if ray_cluster_of(pod) == active]
     return tuple(_replica_pod(pod) for pod in serving or workers)
 
 
 def _is_replica(pod: Mapping[str, Any]) -> bool:
     is_worker = pod["metadata"].get("labels", {}).get(names.COMPONENT) == names.WORKER
     has_ended = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
-    return is_worker and not has_ended and not is_being_deleted(pod)
+    is_rays = ray_cluster_of(pod) is not None
+    return is_worker and is_rays and not has_ended and not is_being_deleted(pod)
 
 
 def active_cluster(ray_service: Mapping[str, Any] | None) -> str | None:
@@ -60,11 +61,6 @@ def active_cluster(ray_service: Mapping[str, Any] | None) -> str | None:
     status = (ray_service or {}).get("status") or {}
     name: str | None = (status.get("activeServiceStatus") or {}).get("rayClusterName")
     return name or None
-
-
-def _cluster(pod: Mapping[str, Any]) -> str | None:
-    name: str | None = pod["metadata"].get("labels", {}).get(names.RAY_CLUSTER)
-    return name
 
 
 def _replica_pod(pod: Mapping[str, Any]) -> ReplicaPod:

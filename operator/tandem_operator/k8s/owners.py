@@ -3,15 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE, RAY_CLUSTER, Kind
 from tandem_operator.k8s.names import SERVICE
 
 
 def service_of(item: Mapping[str, Any]) -> tuple[str, str] | None:
     """Namespace and name of the service that `item` is, is controlled by, or is labelled with."""
     metadata = item["metadata"]
-    name = _own_name(item) or _owner_name(item) or metadata.get("labels", {}).get(SERVICE)
+    owner = _controlling(item, INFERENCE_SERVICE)
+    name = _own_name(item) or owner or metadata.get("labels", {}).get(SERVICE)
     return (metadata["namespace"], name) if name else None
+
+
+def ray_cluster_of(pod: Mapping[str, Any]) -> str | None:
+    """Name of the RayCluster that controls `pod`; None: none does.
+
+    Any pod can carry KubeRay's labels; one whose controller is not there Kubernetes deletes.
+    """
+    return _controlling(pod, RAY_CLUSTER)
 
 
 def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -48,10 +57,10 @@ def _own_name(item: Mapping[str, Any]) -> str | None:
     return item["metadata"]["name"] if is_service else None
 
 
-def _owner_name(item: Mapping[str, Any]) -> str | None:
+def _controlling(item: Mapping[str, Any], kind: Kind) -> str | None:
+    """Name of the object of this kind that controls `item`."""
     owner = controller_of(item)
     if owner is None:
         return None
     group, _, _ = owner.get("apiVersion", "").partition("/")
-    is_service = group == INFERENCE_SERVICE.group and owner["kind"] == INFERENCE_SERVICE.name
-    return owner["name"] if is_service else None
+    return owner["name"] if (group, owner["kind"]) == (kind.group, kind.name) else None

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -19,6 +19,7 @@ from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_operator.k8s.objects import NamespacedName
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, until
+from tests.integration.operator.ray_clusters import controlled_by, make_cluster
 from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, answer, scraped
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -90,9 +91,10 @@ def start(start_operator: StartOperator, figures: Figures, identity: str = "firs
 
 def has_replicas(namespace: Namespace, figures: Figures, count: int) -> None:
     """Have so many replicas that answer; no kubelet knows of their pods."""
+    owner = controlled_by(make_cluster(namespace))
     for number in range(count):
         name = f"replica-{number}"
-        namespace.apply(pod(name))
+        namespace.apply(pod(name, owner))
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
         changes = {"status": {**status, "conditions": [ready]}}
@@ -100,11 +102,11 @@ def has_replicas(namespace: Namespace, figures: Figures, count: int) -> None:
         figures.pods.append(name)
 
 
-def pod(name: str) -> dict[str, Any]:
+def pod(name: str, owner: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": names.pod_labels("tiny", names.WORKER)},
+        "metadata": {"name": name, "labels": names.pod_labels("tiny", names.WORKER), **owner},
         "spec": {
             "schedulerName": "none-there-is",
             "containers": [{"name": "replica", "image": "registry/none:1"}],

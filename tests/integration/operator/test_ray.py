@@ -15,13 +15,12 @@ import pytest
 
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, settle, until
+from tests.integration.operator.ray_clusters import CLUSTER, controlled_by, make_cluster
 from tests.patience import HANG_S
 from tests.unit.operator.samples import CAUSE, TRACEBACK, answer
 from tools.cluster import ClusterError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
-CLUSTER = "tiny-abcde"
 
 
 class FakeRay(ThreadingHTTPServer):
@@ -80,7 +79,9 @@ def operator(namespace: Namespace, ray: FakeRay, start_operator: StartOperator) 
 
 def make_head(namespace: Namespace, name: str = "head", *, is_ours: bool = True) -> None:
     """A pod that stands for the Ray head: no node takes it."""
-    owner = controlled_by(make_cluster(namespace)) if is_ours else {}
+    ray_service = namespace.get("rayservice", "tiny")
+    assert ray_service
+    owner = controlled_by(make_cluster(namespace, ray_service)) if is_ours else {}
     make_pod(namespace, name, "head", owner)
 
 
@@ -111,41 +112,6 @@ def make_pod(
         "conditions": [{"type": "Ready", "status": "True"}],
     }
     namespace.patch("pod", name, {"status": status}, "--subresource=status")
-
-
-def make_cluster(namespace: Namespace) -> dict[str, Any]:
-    """The RayCluster that KubeRay would make of the RayService."""
-    ray_service = namespace.get("rayservice", "tiny")
-    assert ray_service
-    spec = {
-        "headGroupSpec": {
-            "rayStartParams": {},
-            "template": {"spec": {"containers": [{"name": "ray-head", "image": "none"}]}},
-        }
-    }
-    namespace.apply(
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayCluster",
-            "metadata": {"name": CLUSTER, **controlled_by(ray_service)},
-            "spec": spec,
-        }
-    )
-    found = namespace.get("raycluster", CLUSTER)
-    assert found
-    return found
-
-
-def controlled_by(owner: dict[str, Any]) -> dict[str, Any]:
-    metadata = owner["metadata"]
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
-    return {"ownerReferences": [reference]}
 
 
 def say(namespace: Namespace, **status: Any) -> None:

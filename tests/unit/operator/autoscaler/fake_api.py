@@ -10,6 +10,7 @@ from tandem_operator.clock import from_unix_s
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE
 from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER
+from tandem_operator.k8s.owners import owner_reference
 
 NAMESPACE = "demo"
 _PATH = "/apis/serving.tandem.dev/v1alpha1/namespaces/demo/inferenceservices/{name}"
@@ -32,6 +33,11 @@ def service(name: str = "tiny", **scaling: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def ray_cluster(name: str) -> dict[str, Any]:
+    """Return the reference by which a RayCluster controls its pods."""
+    return owner_reference(api_version="ray.io/v1", kind="RayCluster", name=name, uid=f"uid-{name}")
+
+
 def pod(
     name: str, now_s: float, service_name: str = "tiny", *, ready: bool = True, **fields: Any
 ) -> dict[str, Any]:
@@ -45,6 +51,7 @@ def pod(
         "metadata": {
             "name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1",
             "labels": {SERVICE: service_name, COMPONENT: WORKER},
+            "ownerReferences": [ray_cluster(fields.get("cluster", "cluster"))],
             "creationTimestamp": from_unix_s(created_at),
         },
         "spec": {"nodeName": fields.get("node", "n1")},

@@ -50,6 +50,16 @@ async def test_a_proxy_that_does_not_say_is_a_problem_of_the_metrics(world: Worl
     assert "the proxy on the Ray head does not show" in world.last["message"]
 
 
+async def test_a_pod_that_only_has_the_labels_of_a_head_is_not_asked(world: World) -> None:
+    world.api.put(with_status(service(minReplicas=0), desiredReplicas=0))
+    world.refuses(25_000, controlled=False)
+
+    await world.operator().step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 0
+    assert world.api.condition("ScalingActive") == ("False", "MetricsMissing")
+
+
 @pytest.mark.parametrize("mode", ["Manual", "External"])
 async def test_other_owners_see_the_requests_as_a_metric(world: World, mode: str) -> None:
     world.api.put(service(mode=mode, minReplicas=0, replicas=0))

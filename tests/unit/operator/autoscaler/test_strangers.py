@@ -22,6 +22,22 @@ async def test_pods_of_another_cluster_are_named_and_their_load_is_none(world: W
     assert "autoscaling.prometheus.matchers" in text
 
 
+async def test_a_pod_that_only_has_the_labels_of_a_replica_is_none(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
+    world.load({"arrival_rate": 40.0}, pods=2)
+    world.has_active_cluster()
+    now = time.time()
+    labelled = pod("replica-2", now, ready=False)
+    labelled["metadata"]["labels"]["ray.io/cluster"] = "cluster"
+    del labelled["metadata"]["ownerReferences"]
+    world.api.has_pods(*(pod(f"replica-{number}", now) for number in range(2)), labelled)
+
+    await world.operator().step(KEY)
+
+    assert world.last["inputs"]["ready"] == 2
+    assert world.last["inputs"]["pending"] == 0
+
+
 async def test_a_pod_that_has_ended_is_no_stranger(world: World) -> None:
     world.api.put(with_status(service(), desiredReplicas=2))
     world.load(pods=3)

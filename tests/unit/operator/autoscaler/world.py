@@ -108,23 +108,31 @@ class World:
             if labels.get("pod") == name and part in parts:
                 one["value"] = [one["value"][0], str(parts[part])]
 
-    def refuses(self, requests: int | None) -> None:
-        """Have a head alone, whose proxy has refused so many requests; None: it does not say."""
+    def refuses(self, requests: int | None, *, controlled: bool = True) -> None:
+        """Have a head alone, whose proxy has refused so many requests; None: it does not say.
+
+        One that no RayCluster controls has KubeRay's labels alone.
+        """
         head = pod("head", time.time())
-        head["metadata"]["labels"][COMPONENT] = HEAD
-        head["metadata"]["labels"][RAY_CLUSTER] = "cluster"
+        head["metadata"]["labels"] |= {COMPONENT: HEAD, RAY_CLUSTER: "cluster"}
+        if not controlled:
+            del head["metadata"]["ownerReferences"]
         self.api.has_pods(head)
-        ray_service = {
-            "metadata": {"name": "tiny", "namespace": "demo", "uid": "r", "resourceVersion": "5"},
-            "status": {"activeServiceStatus": {"rayClusterName": "cluster"}},
-        }
-        self.api.cache.put(RAY_SERVICE, ray_service)
+        self.has_active_cluster()
         name = "haproxy_backend_http_requests_total"
         others = f'{name}{{proxy="tandem_at_zero"}} 7\n'
         count = f'{name}{{proxy="tandem_demand"}} {requests}\n'
         self.proxy_exposition = others + (count if requests is not None else "")
         # Of a service without replicas Prometheus has nothing.
         self.prometheus.body = fake_prometheus.answer({}, {}, time.time())
+
+    def has_active_cluster(self) -> None:
+        """Have a RayCluster that serves: `cluster`."""
+        ray_service = {
+            "metadata": {"name": "tiny", "namespace": "demo", "uid": "r", "resourceVersion": "5"},
+            "status": {"activeServiceStatus": {"rayClusterName": "cluster"}},
+        }
+        self.api.cache.put(RAY_SERVICE, ray_service)
 
     def shows(self, received: float) -> None:
         """Have the replicas themselves show so many requests."""
