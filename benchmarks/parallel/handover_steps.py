@@ -86,11 +86,14 @@ def record(case: str, num_rows: int, *, num_steps: int, context: int) -> tuple[l
     recorder = _Recorder()
     # In seconds: a batch that forms waits for it.
     clock = count()
-    engine = _engine(recorder, num_rows, context + max_new, is_mix=case == "mixed")
+    engine = _engine(recorder, num_rows, context + max_new)
     for number in range(num_rows // width):
         length = context - rng.randrange(BLOCK_SIZE)
         engine.add(_request(f"row-{number}", length, max_new, rng, width=width))
     set_up = _until_all_decode(engine, recorder, num_rows, clock)
+    if case == "mixed":
+        # Not before: in chunks of 512 the first of many rows would end before the last decodes.
+        engine.reconfigure(_schedule(num_rows, is_mix=True))
     for number in range(num_steps):
         if case == "mixed" and number % max(1, context // _CHUNK) == 0:
             engine.add(_request(f"prompt-{number}", context, 1, rng))
@@ -98,10 +101,17 @@ def record(case: str, num_rows: int, *, num_steps: int, context: int) -> tuple[l
     return recorder.steps, set_up
 
 
-def _engine(recorder: _Recorder, num_rows: int, longest: int, *, is_mix: bool) -> Engine:
-    schedule = ScheduleConfig(
+def _engine(recorder: _Recorder, num_rows: int, longest: int) -> Engine:
+    num_blocks = (num_rows + 4) * (-(-longest // BLOCK_SIZE) + 2)
+    runner = ModelRunner(recorder, runtime=open_device("cpu"), block_size=BLOCK_SIZE)
+    schedule = _schedule(num_rows, is_mix=False)
+    return Engine(Scheduler(schedule, BlockPool(num_blocks, BLOCK_SIZE)), runner)
+
+
+def _schedule(num_rows: int, *, is_mix: bool) -> ScheduleConfig:
+    return ScheduleConfig(
         template_type="Mix" if is_mix else "Standard",
-        max_batch_size=num_rows + is_mix,
+        max_batch_size=num_rows + 1,
         max_prefill_tokens=_PREFILL_TOKENS,
         cache_block_size=BLOCK_SIZE,
         split_fuse=SplitFuseConfig(
@@ -110,9 +120,6 @@ def _engine(recorder: _Recorder, num_rows: int, longest: int, *, is_mix: bool) -
             split_start_batch_size=0,
         ),
     )
-    num_blocks = (num_rows + 4) * (-(-longest // BLOCK_SIZE) + 2)
-    runner = ModelRunner(recorder, runtime=open_device("cpu"), block_size=BLOCK_SIZE)
-    return Engine(Scheduler(schedule, BlockPool(num_blocks, BLOCK_SIZE)), runner)
 
 
 def _request(name: str, length: int, max_new: int, rng: Random, *, width: int = 1) -> Request:
