@@ -3,28 +3,17 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from tandem_engine.api.errors import CheckpointError, InvalidParameter
+from tandem_engine.api.errors import InvalidParameter
 from tandem_engine.text.caller_text import CallerText, unmarked
-from tandem_engine.text.chat_template import ChatTemplate
+from tandem_engine.text.chat_templates import ChatTemplates, read_chat_templates
 from tandem_engine.text.detokenizer import PromptContext
 from tandem_engine.text.special_tokens import SplittingEncoder, special_spellings
-from tandem_engine.text.tokenizer_files import (
-    SETTINGS_FILE,
-    load_tokenizer,
-    named_tokens,
-    read_json,
-    read_settings,
-    read_text,
-)
+from tandem_engine.text.tokenizer_files import load_tokenizer, named_tokens, read_settings
 from tandem_engine.text.vocabulary import Vocabulary, decoder_kind
-
-_TEMPLATE_FILE: Final = "chat_template.jinja"
-_PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
-"""Of models with a processor, as transformers 4 saved it; read where no other file has one."""
 
 
 class CheckpointCodec:
@@ -32,7 +21,7 @@ class CheckpointCodec:
 
     Args:
         tokenizer: The tokenizer.
-        template: The chat template, if there is one.
+        templates: The chat templates, if there are any.
         end_token_id: The tokenizer's own end token.
         split_special_tokens: Encode special tokens that messages spell as text.
     """
@@ -40,18 +29,18 @@ class CheckpointCodec:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        templates: ChatTemplates | None,
         *,
         end_token_id: int | None = None,
         split_special_tokens: bool = True,
     ) -> None:
         self.end_token_id = end_token_id
         self._tokenizer = tokenizer
-        self._template = template
+        self._templates = templates
         self._marks, self._splitter = None, None
-        if template is not None and split_special_tokens:
+        if templates is not None and split_special_tokens:
             spellings = special_spellings(tokenizer)
-            self._marks = CallerText(spellings, template.constants)
+            self._marks = CallerText(spellings, templates.constants)
             self._splitter = SplittingEncoder(tokenizer, spellings)
         kind = decoder_kind(tokenizer)
         self._vocabulary = None if kind is None else Vocabulary(tokenizer, kind)
@@ -120,15 +109,15 @@ class CheckpointCodec:
         What messages and variables spell is text, unless split_special_tokens is off.
 
         Raises:
-            InvalidParameter: there is no template, or it refuses the messages.
+            InvalidParameter: there is no template for it, or it refuses the messages.
         """
-        if self._template is None:
+        if self._templates is None:
             raise InvalidParameter(
                 "The model has no chat template; use /v1/completions with a plain prompt.",
                 parameter="messages",
             )
         render = partial(
-            self._template.render,
+            self._templates.choose(template_kwargs or {}).render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -149,7 +138,7 @@ class CheckpointCodec:
 
 
 def load_codec(folder: Path, *, split_special_tokens: bool = True) -> CheckpointCodec:
-    """Read the tokenizer and the chat template of a checkpoint.
+    """Read the tokenizer and the chat templates of a checkpoint.
 
     Args:
         folder: The checkpoint.
@@ -163,32 +152,7 @@ def load_codec(folder: Path, *, split_special_tokens: bool = True) -> Checkpoint
     end_token = named_tokens(settings).get("eos_token")
     return CheckpointCodec(
         tokenizer,
-        _read_template(folder, settings),
+        read_chat_templates(folder, settings),
         end_token_id=tokenizer.token_to_id(end_token) if end_token else None,
         split_special_tokens=split_special_tokens,
     )
-
-
-def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    path, source = _template_source(folder, settings)
-    if isinstance(source, list):  # several named templates, as in some older checkpoints
-        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
-        source = named[0].get("template") if named else None
-    if not source:
-        return None
-    if not isinstance(source, str):
-        raise CheckpointError(f"{path}: chat_template is neither a text nor a list of templates.")
-    try:
-        return ChatTemplate(source, named_tokens(settings))
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _template_source(folder: Path, settings: dict[str, Any]) -> tuple[Path, Any]:
-    path = folder / _TEMPLATE_FILE
-    if path.is_file():
-        return path, read_text(path)
-    if settings.get("chat_template"):
-        return folder / SETTINGS_FILE, settings["chat_template"]
-    path = folder / _PROCESSOR_TEMPLATE_FILE
-    return path, read_json(path).get("chat_template")

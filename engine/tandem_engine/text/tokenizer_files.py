@@ -14,7 +14,14 @@ SETTINGS_FILE: Final = "tokenizer_config.json"
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
-_VOCABULARY_FILES: Final = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_VOCABULARY_FILES: Final = {
+    # A model of SentencePiece, or lines as tiktoken reads them.
+    "tokenizer.model": "transformers, sentencepiece, protobuf and tiktoken are",
+    "vocab.json": "transformers is",
+    "vocab.txt": "transformers is",
+    "tekken.json": "transformers is",
+}
+"""The packages, and their verb, that make a tokenizer.json of each."""
 _STANDARD: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -116,13 +123,15 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _way_out(folder: Path, path: Path) -> str:
-    if not any((folder / name).is_file() for name in _VOCABULARY_FILES):
+    needed = (text for name, text in _VOCABULARY_FILES.items() if (folder / name).is_file())
+    packages = next(needed, None)
+    if packages is None:
         return "copy it from where the model comes from"
     code = (
         "from transformers import AutoTokenizer; "
         f"AutoTokenizer.from_pretrained({str(folder)!r}).backend_tokenizer.save({str(path)!r})"
     )
-    return f"where transformers is installed, this makes it: python -c {shlex.quote(code)}"
+    return f"where {packages} installed, this makes it: python -c {shlex.quote(code)}"
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:

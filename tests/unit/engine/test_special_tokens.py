@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tandem_engine.api.errors import InvalidParameter
 from tandem_engine.text.caller_text import MARK, QUOTE
 from tandem_engine.text.chat_template import ChatTemplate
+from tandem_engine.text.chat_templates import ChatTemplates
 from tandem_engine.text.codec import CheckpointCodec, load_codec
 from tests.unit.engine.templates_of_models import TEMPLATES
 from tests.unit.engine.tokenizers_of_models import llama2, qwen, t5
@@ -43,7 +44,7 @@ GUARDED = {
     if token.special or token.content in CONTROL
 }
 CODECS = {
-    name: CheckpointCodec(TOKENIZER, ChatTemplate(source, NAMED))
+    name: CheckpointCodec(TOKENIZER, ChatTemplates(ChatTemplate(source, NAMED)))
     for name, source in TEMPLATES.items()
 }
 
@@ -62,7 +63,7 @@ SPLITTING = splitting_tokenizer()
 
 
 def codec_of(source: str, tokenizer: Tokenizer = TOKENIZER) -> CheckpointCodec:
-    return CheckpointCodec(tokenizer, ChatTemplate(source, NAMED))
+    return CheckpointCodec(tokenizer, ChatTemplates(ChatTemplate(source, NAMED)))
 
 
 def special(ids: list[int]) -> list[str]:

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem_engine.api.errors import InvalidParameter
 from tandem_engine.text.chat_template import ChatTemplate
+from tandem_engine.text.chat_templates import ChatTemplates
 from tandem_engine.text.codec import CheckpointCodec
 from tandem_engine.text.detokenizer import Detokenizer
 from tandem_engine.text.vocabulary import byte_of_symbol
@@ -20,7 +21,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
-CODEC = CheckpointCodec(TOKENIZER, ChatTemplate("{{ messages[0].content }}", {}))
+CODEC = CheckpointCodec(TOKENIZER, ChatTemplates(ChatTemplate("{{ messages[0].content }}", {})))
 
 
 def detokenizer_of() -> Detokenizer:

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from tandem_engine.api.errors import CheckpointError
+from tandem_engine.api.errors import CheckpointError, InvalidParameter
 from tandem_engine.text.codec import CheckpointCodec, load_codec
 from tests.patience import HANG_S
 from tests.unit.engine.tokenizers_of_models import (
@@ -36,6 +37,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WITH_BOS = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+TOOLS = "{% for t in tools %}{{ t.function.name }}{% endfor %}"
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -73,6 +76,7 @@ class Layout:
             files["tokenizer_config.json"] = {"tokenizer_class": self.kind, **self.settings}
         for name, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content)
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
         return folder
 
@@ -177,6 +181,22 @@ TEMPLATED = {
     "a file beside a text": Layout(
         settings={"chat_template": "none"}, files={"chat_template.jinja": CHATML}
     ),
+    "files by name": Layout(
+        settings={"chat_template": "none"},
+        files={
+            "chat_template.jinja": CHATML,
+            "additional_chat_templates/tool_use.jinja": TOOLS + CHATML,
+            "additional_chat_templates/rag.jinja": "{% none %}",
+        },
+    ),
+    "one for tools among named ones": Layout(
+        settings={
+            "chat_template": [
+                {"name": "default", "template": CHATML},
+                {"name": "tool_use", "template": TOOLS + CHATML},
+            ]
+        }
+    ),
     "one that writes the bos": Layout(
         make=llama3,
         settings={
@@ -229,11 +249,30 @@ def test_chats_are_those_of_auto_tokenizer(name: str, tmp_path: Path) -> None:
     reference = reference_of(folder)
 
     check_as_reference(load_codec(folder), reference)
-    for add_generation_prompt in (True, False):
-        ids = load_codec(folder).encode_chat(MESSAGES, add_generation_prompt=add_generation_prompt)
-        assert ids == reference.apply_chat_template(
-            MESSAGES, add_generation_prompt=add_generation_prompt, return_dict=False
+    for add_generation_prompt, tools in product((True, False), (None, [], [TOOL])):
+        ids = load_codec(folder).encode_chat(
+            MESSAGES,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=None if tools is None else {"tools": tools},
         )
+        assert ids == reference.apply_chat_template(
+            MESSAGES, add_generation_prompt=add_generation_prompt, tools=tools, return_dict=False
+        )
+
+
+def test_a_template_for_tools_alone_is_none_for_a_conversation_without(tmp_path: Path) -> None:
+    files = {"additional_chat_templates/tool_use.jinja": CHATML}
+    folder = Layout(settings={"chat_template": CHATML}, files=files).write(tmp_path)
+
+    with pytest.raises(InvalidParameter, match="no chat template named 'default'; give tools in"):
+        load_codec(folder).encode_chat(MESSAGES)
+    with pytest.raises(ValueError, match="multiple chat templates with no default"):
+        reference_of(folder).apply_chat_template(MESSAGES)
+    assert load_codec(folder).encode_chat(MESSAGES, template_kwargs={"tools": [TOOL]}) == (
+        reference_of(folder).apply_chat_template(
+            MESSAGES, tools=[TOOL], add_generation_prompt=True, return_dict=False
+        )
+    )
 
 
 def test_a_template_of_a_processor_is_the_last_choice(tmp_path: Path) -> None:
