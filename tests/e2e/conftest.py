@@ -1,13 +1,11 @@
 """A service as a user runs it: `tandem serve` in a process of its own, on ports of its own."""
 
-import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Service, Tandem, write_manifest
-from tests.ports import free_port
+from tests.e2e.harness import Service, Tandem, running_service
 from tests.tiny import TINY
 
 
@@ -27,17 +25,8 @@ def tandem(tmp_path: Path) -> Tandem:
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that runs for all tests of the session; put back what you change."""
     tandem = Tandem(tmp_path_factory.mktemp("service"))
-    manifest, port = write_manifest(tandem.home, checkpoint), free_port()
-    command = tandem.start("serve", "-f", str(manifest), "--port", str(port))
-    try:
-        command.wait_for_output("serves at")
-        yield Service(tandem, "tiny", manifest, port)
-    finally:
-        command.process.send_signal(signal.SIGINT)
-        try:
-            command.wait()
-        finally:
-            command.kill()
+    with running_service(tandem, checkpoint) as running:
+        yield running
 
 
 @pytest.hookimpl(wrapper=True)

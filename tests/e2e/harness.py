@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from tandem_serve.processes import Process, session_members
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tests.tiny import TINY
 
 FIRST_POLL_S, LAST_POLL_S, POLL_GROWTH = 0.05, 1.0, 1.2
@@ -161,6 +163,34 @@ class Service:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=HANG_S, trust_env=False)
+
+
+@contextmanager
+def running_service(
+    tandem: Tandem,
+    checkpoint: Path,
+    *,
+    change: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> Iterator[Service]:
+    """Have a service until the end of the block: `tandem serve` in a process of its own.
+
+    Args:
+        tandem: The command.
+        checkpoint: The model.
+        change: Changes the manifest before.
+    """
+    service = Service(tandem, "tiny", write_manifest(tandem.home, checkpoint), free_port())
+    service.write(change)
+    command = tandem.start("serve", "-f", str(service.manifest), "--port", str(service.port))
+    try:
+        command.wait_for_output("serves at")
+        yield service
+    finally:
+        command.process.send_signal(signal.SIGINT)
+        try:
+            command.wait()
+        finally:
+            command.kill()
 
 
 @dataclass(frozen=True)
