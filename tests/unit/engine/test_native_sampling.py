@@ -100,7 +100,7 @@ def row_of_any(draw: st.DrawFn, vocab: int) -> Row:
     tokens = st.integers(0, vocab - 1)
     params: dict[str, Any] = {
         "temperature": draw(st.sampled_from([0.0, 1e-4, 0.1, 0.7, 1.0, 3.0, 100.0])),
-        "top_k": draw(st.sampled_from([-1, 1, 2, 20, 50, 400, 3000, 10**9])),
+        "top_k": draw(st.sampled_from([-1, 1, 2, 20, 50, 400, 3000, 15_000, 10**9])),
         "top_p": draw(st.sampled_from([1e-6, 0.05, 0.5, 0.9, 0.95, 0.999, 1.0, 1.0])),
         "min_p": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.5, 1.0])),
     }
@@ -210,6 +210,39 @@ def test_hardly_a_token_is_not_the_references(kernels: NativeKernels) -> None:
         differ += int((sampler_of(kernels).sample_step(logits, rows).token_ids != expected).sum())
 
     assert differ <= 1
+
+
+@pytest.mark.parametrize("sampled", [-9.0, 0.0, 9.0], ids=["least", "as others", "largest"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 100.0, "top_p": 0.999},
+        {"temperature": 100.0, "top_p": 0.9, "min_p": 0.97},
+        {"temperature": 100.0, "top_p": 0.3},
+        {"top_p": 0.999},
+        {"temperature": 100.0, "top_k": 25_000},
+        {"temperature": 100.0, "top_k": 5_000, "top_p": 0.95},
+        {"top_k": 29_999},
+    ],
+    ids=str,
+)
+def test_a_sample_that_misleads_costs_no_token(
+    kernels: NativeKernels, sampled: float, params: dict[str, Any]
+) -> None:
+    # Where a cut is sought first goes by 64 runs of 16 logits: see sampling_sample.h.
+    vocab, num_rows = 30_000, 8
+    logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(6))
+    apart = -(-vocab // 64)
+    for begin in range(0, vocab, apart):
+        logits[:, begin : begin + 16] += sampled
+    rows = [row(seed=at, **params) for at in range(num_rows)]
+    expected = Sampler().sample_step(logits.clone(), rows).token_ids
+
+    got = sampler_of(kernels).sample_step(logits, rows).token_ids
+
+    for one, token, reference, of_row in zip(rows, got, expected, logits, strict=True):
+        if token != reference:
+            assert_drawn(int(token), of_row, one)
 
 
 @pytest.mark.parametrize("vocab", [600, 30_000])

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <utility>
 
+#include "sampling_blocks.h"
 #include "sampling_sample.h"
 
 namespace tandem {
@@ -104,16 +105,14 @@ class Adjustment {
 };
 
 // Samples one row, in one thread or in several.
-class RowSampling {
+class RowSampling : private RowBlocks {
  public:
   RowSampling(const Sampling& step, int64_t number, WorkerContext& worker, RowWorkspace& workspace)
-      : step_(step),
+      : RowBlocks(step.logits + number * step.vocab, worker, workspace),
+        step_(step),
         number_(number),
         row_(step.sampled_rows[number]),
-        logits_(step.logits + number * step.vocab),
-        top_k_(row_.top_k > 0 && row_.top_k < step.vocab ? row_.top_k : 0),
-        worker_(worker),
-        ws_(workspace) {}
+        top_k_(row_.top_k > 0 && row_.top_k < step.vocab ? row_.top_k : 0) {}
 
   void operator()() {
     if (shows_logprobs()) find_top_logprobs();
@@ -137,12 +136,7 @@ class RowSampling {
   const Sampling& step_;
   const int64_t number_;
   const SampledRow& row_;
-  float* const logits_;
   const int64_t top_k_;
-  WorkerContext& worker_;
-  RowWorkspace& ws_;
-
-  static constexpr int64_t kAtOnce = 8;  // blocks
 
   bool shows_logprobs() const { return row_.num_logprobs >= 0; }
   bool has_margin() const { return row_.margin > -HUGE_VAL; }
@@ -156,75 +150,8 @@ class RowSampling {
     return draws_of_all() && (!shows_logprobs() || row_.is_adjusted() || row_.temperature == 1.0);
   }
 
-  const float* block_at(int64_t block) const { return logits_ + block * kBlock; }
   Adjustment adjustment() { return Adjustment(row_, logits_, ws_.vocab, ws_.before); }
   Weigher weigher() const { return Weigher(ws_.best, row_.temperature); }
-
-  // Calls body() in one worker, while the others wait.
-  template <class Body>
-  void single(Body&& body) {
-    for (const int64_t one : worker_.each(1)) {
-      (void)one;
-      body();
-    }
-  }
-
-  // Calls body(begin, end) for runs of blocks that make up all, in all workers.
-  template <class Body>
-  void each_run(Body&& body) {
-    for (const int64_t run : worker_.each((ws_.blocks + kAtOnce - 1) / kAtOnce)) {
-      body(run * kAtOnce, std::min(ws_.blocks, (run + 1) * kAtOnce));
-    }
-  }
-
-  // Calls body(block) for all blocks, in all workers.
-  template <class Body>
-  void each_block(Body&& body) {
-    each_run([&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) body(block);
-    });
-  }
-
-  // Finds the largest logits, and the masses of the blocks if `weighs`: while logits come from
-  // memory, there is time for it. A block is weighed relative to its own largest logit at first.
-  void scan(double temperature, bool weighs) {
-    each_block([&](int64_t block) {
-      bool has_nan = false;
-      const float peak = peak_of(block_at(block), ws_.length(block), has_nan);
-      ws_.peaks[block] = peak;
-      ws_.has_nan[block] = has_nan;
-      if (!weighs) return;
-      const bool is_finite = !has_nan && peak >= kLowest;
-      ws_.masses[block] =
-          is_finite ? mass_of(block_at(block), ws_.length(block), Weigher(peak, temperature)) : 0;
-    });
-    single([&] {
-      find_best();
-      if (weighs && !ws_.has_failed) rescale_masses(temperature);
-    });
-  }
-
-  void find_best() {
-    ws_.best = -kInfinity;
-    bool has_nan = false;
-    for (int64_t block = 0; block < ws_.blocks; ++block) {
-      ws_.best = std::max(ws_.best, ws_.peaks[block]);
-      has_nan |= ws_.has_nan[block];
-    }
-    ws_.has_failed = has_nan || !std::isfinite(ws_.best);
-  }
-
-  // From relative to a block's own largest logit to relative to the largest of all.
-  void rescale_masses(double temperature) {
-    const Weigher weigh(ws_.best, temperature);
-    int64_t block = 0;
-    for (; block + kLanes <= ws_.blocks; block += kLanes) {
-      store(ws_.masses + block, load(ws_.masses + block) * weigh(load(ws_.peaks + block)));
-    }
-    for (; block < ws_.blocks; ++block) {
-      ws_.masses[block] *= static_cast<float>(weigh.of(ws_.peaks[block]));
-    }
-  }
 
   int64_t argmax() const {
     const float* peak = std::find(ws_.peaks, ws_.peaks + ws_.blocks, ws_.best);
@@ -250,8 +177,7 @@ class RowSampling {
   // Gathers at least `count` of the largest logits, as far as there are so many.
   void gather_top(int64_t count) {
     single([&] {
-      ws_.cut_bracket = {kLowest, kInfinity};
-      if (!ws_.has_failed) ws_.bracket = {least_of_top(count), kInfinity};
+      if (!ws_.has_failed) bracket_top(count);
     });
     gather_blocks([&] { return !ws_.has_failed; });
     if (count <= ws_.blocks) return;
@@ -264,42 +190,25 @@ class RowSampling {
 
   // The largest logits of `count` blocks are not below the last of the `count` largest. With fewer
   // blocks a sample gives an estimate, which may be wrong.
-  float least_of_top(int64_t count) {
-    if (count > ws_.blocks) return std::max(ws_.floor, Sample(ws_, logits_).least_of(count));
-    float* last = ws_.scratch + count - 1;
-    std::copy(ws_.peaks, ws_.peaks + ws_.blocks, ws_.scratch);
-    std::nth_element(ws_.scratch, last, ws_.scratch + ws_.blocks, std::greater<float>());
-    return std::max(ws_.floor, *last);
-  }
-
-  template <class Condition>
-  void gather_blocks(Condition&& condition) {
-    each_run([&](int64_t begin, int64_t end) {
-      if (!condition()) return;
-      int64_t start = begin * kBlock;
-      for (int64_t block = begin; block < end; ++block) {
-        int64_t found = 0;
-        if (ws_.peaks[block] >= ws_.bracket.low) {
-          found = gather(block_at(block), ws_.length(block), ws_.bracket.low, ws_.bracket.high,
-                         ws_.gathered + start);
-        }
-        ws_.starts[block] = static_cast<int32_t>(start);
-        ws_.counts[block] = static_cast<int32_t>(found);
-        start += found;
-      }
-    });
-  }
-
-  int64_t count_gathered() const {
-    return std::accumulate(ws_.counts, ws_.counts + ws_.blocks, int64_t{0});
+  void bracket_top(int64_t count) {
+    Bracket top{kLowest, kInfinity};
+    if (count > ws_.blocks) {
+      top = Sample(ws_, logits_).bracket_of_top(count);
+    } else {
+      float* last = ws_.scratch + count - 1;
+      std::copy(ws_.peaks, ws_.peaks + ws_.blocks, ws_.scratch);
+      std::nth_element(ws_.scratch, last, ws_.scratch + ws_.blocks, std::greater<float>());
+      top.low = *last;
+    }
+    ws_.is_of_tail = false;
+    ws_.bracket = {std::max(ws_.floor, top.low), kInfinity};
+    ws_.cut_bracket = {kLowest, top.high};
   }
 
   // Gathers the logits among which the mass of top_p is reached, of blocks that are weighed.
   void gather_around_cut() {
     single([&] {
-      if (ws_.has_failed) return;
-      Sample(ws_, logits_).set_steps(weigher(), row_.top_p);
-      ws_.bracket = {ws_.steps[kSteps - 1], kInfinity};
+      if (!ws_.has_failed) bracket_cut();
     });
     gather_blocks([&] { return !ws_.has_failed; });
     each_run([&](int64_t begin, int64_t end) {
@@ -313,6 +222,17 @@ class RowSampling {
     gather_blocks([&] { return !ws_.has_failed && ws_.is_short; });
   }
 
+  // Gathers either the logits above the cut or those below it, whichever should be fewer.
+  void bracket_cut() {
+    Sample sample(ws_, logits_);
+    sample.set_steps(weigher(), row_.top_p);
+    float& last = ws_.steps[kSteps - 1];
+    const int64_t num_below = sample.count_below(ws_.steps[0]);
+    ws_.is_of_tail = num_below > 0 && num_below < sample.count_from(last);
+    if (ws_.is_of_tail) last = ws_.floor;
+    ws_.bracket = {last, ws_.is_of_tail ? ws_.steps[0] : kInfinity};
+  }
+
   // Finds the bracket of the cut, which lies in the gathered logits unless the sample was wrong.
   void bracket_mass() {
     double total = 0, above[kSteps] = {};
@@ -320,31 +240,18 @@ class RowSampling {
     for (int64_t begin = 0; begin < ws_.blocks; begin += kAtOnce) {
       for (int step = 0; step < kSteps; ++step) above[step] += ws_.above[begin * kSteps + step];
     }
+    if (ws_.is_of_tail) {
+      const double not_gathered = total - above[kSteps - 1];
+      for (double& mass : above) mass += not_gathered;
+    }
     int step = 0;
     while (step < kSteps && above[step] < row_.top_p * total) ++step;
     ws_.cut_bracket = {step < kSteps ? ws_.steps[step] : ws_.floor,
                        step > 0 ? ws_.steps[step - 1] : kInfinity};
     ws_.mass_left = row_.top_p * total - (step > 0 ? above[step - 1] : 0.0);
-    ws_.is_short = step == kSteps;
-    ws_.bracket.low = ws_.floor;
-  }
-
-  // The first gathered logit of a block; those of a run of blocks lie side by side.
-  float* gathered_of(int64_t block) const { return ws_.gathered + ws_.starts[block]; }
-
-  int64_t count_gathered(int64_t begin, int64_t end) const {
-    return ws_.starts[end - 1] + ws_.counts[end - 1] - ws_.starts[begin];
-  }
-
-  // Copies the logits in the bracket of the cut to `scratch`, and returns their number.
-  int64_t collect() {
-    int64_t count = 0;
-    for (int64_t begin = 0; begin < ws_.blocks; begin += kAtOnce) {
-      const int64_t end = std::min(ws_.blocks, begin + kAtOnce);
-      count += gather(gathered_of(begin), count_gathered(begin, end), ws_.cut_bracket.low,
-                      ws_.cut_bracket.high, ws_.scratch + count);
-    }
-    return count;
+    ws_.is_short = step == (ws_.is_of_tail ? 0 : kSteps);
+    ws_.is_of_tail = ws_.is_of_tail && !ws_.is_short;
+    ws_.bracket = {ws_.floor, kInfinity};
   }
 
   int64_t drawn_of_all() {
@@ -356,6 +263,16 @@ class RowSampling {
     return cut_of(weigh, ws_.scratch, collect(), quota);
   }
 
+  Threshold cut_of_top(const Weigher& weigh, int64_t count) {
+    int64_t inside = collect(), above = count_gathered() - inside;
+    if (inside == 0 || above >= count) {  // the sample was wrong
+      ws_.cut_bracket.high = kInfinity;
+      inside = collect();
+      above = 0;
+    }
+    return cut_of(weigh, ws_.scratch, inside, {count - above, kInfinity});
+  }
+
   int64_t drawn_of_cut() {
     const Weigher weigh = weigher();
     if (top_k_ == 0) {
@@ -363,9 +280,10 @@ class RowSampling {
       keep(weigh, cut);
       return drawn(cut);
     }
-    Threshold cut = cut_of_gathered(weigh, {top_k_, kInfinity});
+    Threshold cut = cut_of_top(weigh, top_k_);
     const double total = keep(weigh, cut);
     if (row_.top_p < 1.0) {
+      ws_.cut_bracket = {cut.value, kInfinity};
       cut = cut_of_gathered(weigh, {top_k_, row_.top_p * total});
       keep(weigh, cut);
     }
@@ -381,16 +299,28 @@ class RowSampling {
       Floats sum = {};
       Ints equals = {};
       each_vector(gathered_of(block), ws_.counts[block], [&](Floats some) {
-        sum += only_where(some > cut.value, weigh(some));
+        sum += only_where(ws_.is_of_tail ? some < cut.value : some > cut.value, weigh(some));
         equals += some == cut.value;
       });
+      const auto num_equal = static_cast<double>(count_of(equals));
+      const double above = ws_.is_of_tail
+                               ? mass_above(block, cut.value, sum_of(sum) + weight * num_equal)
+                               : sum_of(sum);
       const int64_t ties = std::min(left, count_of(equals));
       left -= ties;
       ws_.ties[block] = static_cast<int32_t>(ties);
-      ws_.masses[block] = static_cast<float>(sum_of(sum) + weight * static_cast<double>(ties));
+      ws_.masses[block] = static_cast<float>(above + weight * static_cast<double>(ties));
       total += ws_.masses[block];
     }
     return total;
+  }
+
+  // The mass above the cut of a block, of whose mass `below` is not. A small difference of the two
+  // would be rounding alone.
+  double mass_above(int64_t block, float cut, double below) const {
+    const double above = ws_.masses[block] - below;
+    if (above >= ws_.masses[block] / 2) return above;
+    return mass_of(block_at(block), ws_.length(block), weigher(), of_ordinal(ordinal_of(cut) + 1));
   }
 
   int64_t drawn(const Threshold& cut) const {
@@ -447,7 +377,7 @@ class RowSampling {
   void write_top(int64_t count) {
     using Candidate = std::pair<float, int64_t>;  // the negated logit, so that the largest is first
     std::vector<Candidate> found;
-    Threshold cut = cut_of_gathered(Weigher(ws_.best, 1.0), {count, kInfinity});
+    Threshold cut = cut_of_top(Weigher(ws_.best, 1.0), count);
     for (int64_t id = 0; id < ws_.vocab; ++id) {
       if (ws_.peaks[id / kBlock] < cut.value) {
         id += kBlock - 1;

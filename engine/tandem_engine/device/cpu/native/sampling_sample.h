@@ -22,13 +22,19 @@ class Sample {
     }
   }
 
-  // A logit that at least `count` should exceed, and not many times as many.
-  float least_of(int64_t count) {
-    const int64_t rank = 2 * count / each() + 10;
-    if (rank >= count_) return kLowest;
-    std::nth_element(values_, values_ + rank, values_ + count_, std::greater<float>());
-    return values_[rank];
+  // The logits between which the last of the `count` largest should be.
+  Bracket bracket_of_top(int64_t count) {
+    const int64_t rank = count / each();
+    // Neighbours may be alike, and tell less than as many logits from all over the row.
+    const auto error = static_cast<int64_t>(4 * std::sqrt(static_cast<double>(rank))) + 10;
+    return {rank + error < count_ ? of_rank(rank + error) : kLowest,
+            rank > error ? of_rank(rank - error) : kInfinity};
   }
+
+  int64_t count_from(float least) const {
+    return std::count_if(values_, values_ + count_, [&](float one) { return one >= least; });
+  }
+  int64_t count_below(float high) const { return count_ - count_from(high); }
 
   // Sets the workspace's steps around the logit at which top_p should cut.
   void set_steps(const Weigher& weigh, double top_p) {
@@ -53,6 +59,11 @@ class Sample {
   float values_[kRun * kRuns], some_[kRun * kRuns];
   int64_t count_ = 0, scanned_ = 0;
   double peaks_mass_ = 0, mass_ = 0;
+
+  float of_rank(int64_t rank) {
+    std::nth_element(values_, values_ + rank, values_ + count_, std::greater<float>());
+    return values_[rank];
+  }
 
   // Logits for each of the sample.
   int64_t each() const { return std::max<int64_t>(1, ws_.vocab / scanned_); }

@@ -144,6 +144,25 @@ inline void masses_of(const float* x, int64_t count, const Weigher& weigh, const
   for (int step = 0; step < kSteps; ++step) above[step] = sum_of(sums[step]);
 }
 
+#if !defined(__AVX512F__) && defined(__AVX2__)
+// For each mask of 8 lanes the numbers of those that are set, a byte each, the lowest first.
+struct SetLanes {
+  uint64_t lanes[256] = {};
+
+  constexpr SetLanes() {
+    for (int mask = 0; mask < 256; ++mask) {
+      int shift = 0;
+      for (uint64_t lane = 0; lane < 8; ++lane) {
+        if ((mask >> lane & 1) == 0) continue;
+        lanes[mask] |= lane << shift;
+        shift += 8;
+      }
+    }
+  }
+};
+inline constexpr SetLanes kSetLanes;
+#endif
+
 // Copies the values in [low, high) in their order; `out` must hold `count`, and may be `x`.
 inline int64_t gather(const float* x, int64_t count, float low, float high, float* out) {
   int64_t found = 0;
@@ -157,11 +176,17 @@ inline int64_t gather(const float* x, int64_t count, float low, float high, floa
   int64_t at = 0;
   for (; at + kLanes <= count; at += kLanes) {
     const Floats some = load(x + at);
+    // Stores a whole vector, of which the first lanes count: a branch would be mispredicted.
 #if defined(__AVX512F__)
     const __mmask16 from = _mm512_cmp_ps_mask(some, splat(low), _CMP_GE_OQ);
     const __mmask16 inside = _mm512_mask_cmp_ps_mask(from, some, splat(high), _CMP_LT_OQ);
-    // Stores a whole vector, of which the first lanes count: a branch would be mispredicted.
     store(out + found, _mm512_maskz_compress_ps(inside, some));
+    found += __builtin_popcount(inside);
+#elif defined(__AVX2__)
+    const int inside = _mm256_movemask_ps(same_bits<__m256>((some >= low) & (some < high)));
+    const __m256i lanes =
+        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kSetLanes.lanes[inside])));
+    store(out + found, same_bits<Floats>(_mm256_permutevar8x32_ps(same_bits<__m256>(some), lanes)));
     found += __builtin_popcount(inside);
 #else
     if (any_of((some >= low) & (some < high))) take(at, at + kLanes);

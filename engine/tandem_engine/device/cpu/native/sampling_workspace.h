@@ -78,6 +78,7 @@ class RowWorkspace {
   float steps[kSteps];
   Bracket bracket;            // range of logits to gather
   Bracket cut_bracket;        // range of logits that holds the cut
+  bool is_of_tail;            // gathered are those around and below the cut, not those above
   bool is_short;              // too few were gathered
   double mass_left;           // of top_p, for the logits in the bracket of the cut
   double log_total;           // log of the softmax's denominator, of the model's own logits
