@@ -5,7 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_engine.async_engine.gc_threshold import GC_THRESHOLD, raise_gc_threshold
+from tandem_engine.async_engine.gc_threshold import (
+    GC_THRESHOLD,
+    SECOND_GC_THRESHOLD,
+    raise_gc_threshold,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +21,17 @@ def _as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(700, GC_THRESHOLD), (GC_THRESHOLD + 1, GC_THRESHOLD + 1), (0, 0)],
-    ids=["more seldom", "as seldom as set", "never stays never"],
+    [
+        ((700, 12), (GC_THRESHOLD, SECOND_GC_THRESHOLD)),
+        ((700, SECOND_GC_THRESHOLD + 1), (GC_THRESHOLD, SECOND_GC_THRESHOLD + 1)),
+        ((GC_THRESHOLD + 1, 12), (GC_THRESHOLD + 1, 12)),
+        ((0, 12), (0, 12)),
+    ],
+    ids=["more seldom", "middle as seldom as set", "as seldom as set", "never stays never"],
 )
-def test_it_becomes_no_more_frequent(before: int, after: int) -> None:
-    gc.set_threshold(before, 12, 13)
+def test_it_becomes_no_more_frequent(before: tuple[int, int], after: tuple[int, int]) -> None:
+    gc.set_threshold(*before, 13)
 
     raise_gc_threshold()
 
-    assert gc.get_threshold() == (after, 12, 13)
+    assert gc.get_threshold() == (*after, 13)
