@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import DeadlineExceeded, EngineStopped, ReplicaLost, RequestFailed
@@ -32,6 +33,10 @@ from tandem_engine.scheduler.records.records import StepRecord
 _LOG = logging.getLogger(__name__)
 
 Delivery = tuple[RequestStream, Output | Exception]
+
+_COMMANDS_S: Final = 0.005
+"""Commands between two steps take no longer, or one command: of thousands that come at once, each
+step carries out some, and running answers go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,12 @@ class EngineLoop:
             )
 
     def abort(self, sequence_ids: Sequence[str]) -> None:
-        """Free what these sequences hold, before the next step; from any thread."""
+        """Free what these sequences hold, between two steps; from any thread."""
         # A caller that has left gets no answer.
         self._commands.put(_Command(partial(self._abort, sequence_ids), lambda _error: None))
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> "Future[None]":
-        """Take over live settings before the next step; from any thread.
+        """Take over live settings between two steps; from any thread.
 
         Returns:
             Done when they are taken over; an exception means that the old ones are in force.
@@ -154,11 +159,11 @@ class EngineLoop:
         return 0.0 if oldest is None else max(0.0, time.perf_counter() - oldest)
 
     def stop(self) -> None:
-        """End the thread after the step that runs; from any thread."""
+        """End the thread between two steps; from any thread."""
         self._commands.put(None)
 
     def lose(self, reason: ReplicaLost) -> None:
-        """End the thread after the step that runs, since no other can be computed; from any thread.
+        """End the thread between two steps, since none can be computed; from any thread.
 
         Running and new requests end with `reason`. The engine is unhealthy at once: the step that
         runs may never end.
@@ -185,12 +190,13 @@ class EngineLoop:
             self._end(EngineStopped(f"The engine died: {type(error).__name__}: {error}."))
 
     def _take_commands(self) -> bool:
-        """Carry out the commands that have come; wait when there is nothing to do. False: stop.
+        """Carry out commands that have come; wait when there is nothing to do. False: stop.
 
         Raises:
             ReplicaLost: `lose` was called.
         """
-        while True:
+        ends = inf
+        while not (self._engine.has_work and time.perf_counter() > ends):
             wait_s = self._idle_s()
             if wait_s:
                 self._publish()
@@ -209,7 +215,9 @@ class EngineLoop:
                 raise command
             # A forming batch may have waited for this command.
             self._sleeps_until = -inf
+            ends = min(ends, time.perf_counter() + _COMMANDS_S)
             self._carry_out(command)
+        return True
 
     def _carry_out(self, command: _Command) -> None:
         """Do what one caller asks for; if it fails, the others go on.

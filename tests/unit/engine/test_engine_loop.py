@@ -7,7 +7,7 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.async_engine.choice import Choice
-from tandem_engine.async_engine.loop import EngineLoop
+from tandem_engine.async_engine.loop import EngineLoop, _Command
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.engine import Engine
@@ -145,3 +145,22 @@ def test_predictions_follow_from_requests_that_were_served() -> None:
     shape = bench.metrics._recent.shape()
     assert shape is not None
     assert (round(shape.prompt), round(shape.output)) == (40, 4)
+
+
+def test_a_step_comes_though_commands_never_end() -> None:
+    bench = Bench(split_fuse(64), SLO)
+    bench.begin("r")
+    left = 1_000_000  # seconds of commands, many times what may come between two steps
+
+    def ask_again() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            bench.loop._commands.put(_Command(ask_again, lambda _error: None))
+
+    ask_again()
+    assert bench.loop._take_commands()
+
+    assert left
+    bench.run()
+    assert not bench.loop._choices
