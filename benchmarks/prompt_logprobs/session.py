@@ -20,6 +20,7 @@ from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.machine import git_commit, machine_facts
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.engine_client import OutputStream
+from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
@@ -28,7 +29,8 @@ _BLOCK: Final = 128
 _STREAM_PROMPT: Final = 16
 _STREAM_TOKENS: Final = 8
 """Tokens of the stream before the prompt comes."""
-_MOST_STREAMED: Final = 4096
+_MOST_STREAMED: Final = 1024
+"""Tokens of it at most: more than the steps of any prompt."""
 _MIB: Final = 2**20
 _MS: Final = 1e3
 
@@ -73,14 +75,17 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     """Measure, show and write.
 
     Raises:
-        WrongUsage: The model is unknown.
+        WrongUsage: The model is unknown, or does not take such a prompt.
     """
     if settings.model not in SHAPES:
         raise WrongUsage(
             f"--model '{settings.model}' is not one of {', '.join(SHAPES)}; choose one."
         )
     load = os.getloadavg()[0]
-    runs = asyncio.run(_runs(settings))
+    try:
+        runs = asyncio.run(_runs(settings))
+    except ConfigError as error:
+        raise WrongUsage(f"--tokens {settings.num_tokens}: {error}") from None
     figures = {name: _middle(of_side) for name, of_side in runs.items()}
     console = Console(width=max(Console().width, 120), highlight=False)
     console.print(_table(figures, settings), soft_wrap=True)

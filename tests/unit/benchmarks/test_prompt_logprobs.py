@@ -33,3 +33,13 @@ def test_an_unknown_model_is_named() -> None:
 
     assert done.exit_code == 2
     assert f"--model 'X' is not one of {', '.join(SHAPES)}" in done.output
+
+
+@pytest.mark.slow
+def test_a_prompt_that_the_model_does_not_take_is_wrong_usage(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["--model", "S", "--tokens", "5000", "--models", str(tmp_path)])
+
+    assert done.exit_code == 2
+    assert "--tokens 5000: maxSeqLen is 5001, the model is made for" in " ".join(
+        done.output.split()
+    )
