@@ -167,7 +167,9 @@ async def test_a_service_goes_to_zero_and_comes_back_and_no_request_waits(head: 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
     assert answer.json()["error"]["code"] == "no_replica"
     assert head.endpoint.get("/v1/models").status_code == 503
-    assert await head.count() == 1, "of two requests, one asks for text"
+    assert await head.count() == 2, "who lists the models is about to ask"
+    assert head.endpoint.get("/debug/steps").status_code == 503
+    assert await head.count() == 2, "nobody waits for a replica there"
     assert head.most_queued() == 0, "a refusal does not wait"
 
     head.serve(1)
