@@ -1,6 +1,5 @@
 """The figures as tables, and as JSON."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from benchmarks.kernels.cases import Case
 from benchmarks.kernels.measure import Limits
 from benchmarks.kernels.shapes import MODELS
 from benchmarks.kernels.steps import StepTimes, floor_seconds, read_bytes
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +93,14 @@ def write_json(
     settings: dict[str, Any],
 ) -> None:
     """All figures, with the machine and the commit."""
-    document = {
-        "machine": machine_facts(),
-        "commit": git_commit(),
-        "settings": settings,
-        "limits": {
+    write_figures(
+        path,
+        settings=settings,
+        limits={
             "read_bytes_per_s": limits.read_bytes_per_s,
             "gemm_per_s": limits.gemm_per_s,
         },
-        "kernels": [
+        kernels=[
             {
                 "model": result.model,
                 "kernel": result.case.kernel,
@@ -114,7 +112,7 @@ def write_json(
             }
             for result in kernels
         ],
-        "steps": [
+        steps=[
             {
                 "model": step.model,
                 "batch": step.batch.name,
@@ -127,9 +125,7 @@ def write_json(
             }
             for step in steps
         ],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    )
 
 
 def _int8_read_s(step: StepTimes, limits: Limits) -> float:

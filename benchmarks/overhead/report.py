@@ -1,6 +1,5 @@
 """The figures as a table, and as JSON."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 
 _MS: Final = 1e3
 
@@ -74,11 +73,10 @@ def show(console: Console, figures: Sequence[Figures], *, num_threads: int) -> N
 
 def write_json(path: Path, figures: Sequence[Figures], *, settings: dict[str, Any]) -> None:
     """All figures, with the machine and the commit."""
-    document = {
-        "machine": machine_facts(),
-        "commit": git_commit(),
-        "settings": settings,
-        "figures": [
+    write_figures(
+        path,
+        settings=settings,
+        figures=[
             {
                 **asdict(one),
                 "beside_s": one.beside_s,
@@ -87,6 +85,4 @@ def write_json(path: Path, figures: Sequence[Figures], *, settings: dict[str, An
             }
             for one in figures
         ],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
+    )

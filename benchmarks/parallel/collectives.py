@@ -6,7 +6,6 @@ at the same time, counted alike: bytes read and bytes written. What goes through
 that is the algorithm's own expense.
 """
 
-import json
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +21,7 @@ from rich.table import Table
 from benchmarks.parallel import collective_rank
 from benchmarks.parallel.collective_rank import COPIED_BYTES, Case, Measured
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.api.errors import EngineError
 from tandem_engine.parallel.shared_memory import make_segment
 from tandem_engine.parallel.world import WorldShape
@@ -73,7 +72,12 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     )
     console.print(_table(figures), soft_wrap=True)
     if out is not None:
-        _write(out, settings, copies, figures)
+        write_figures(
+            out,
+            settings=asdict(settings),
+            copy_gb_per_s=copies,
+            all_reduce=[asdict(one) for one in figures],
+        )
 
 
 def _measured(settings: Settings) -> Iterator[Measured]:
@@ -157,15 +161,3 @@ def _table(figures: list[Figures]) -> Table:
             f"{one.calls}",
         )
     return table
-
-
-def _write(path: Path, settings: Settings, copies: list[float], figures: list[Figures]) -> None:
-    document: dict[str, Any] = {
-        "machine": machine_facts(),
-        "commit": git_commit(),
-        "settings": asdict(settings),
-        "copy_gb_per_s": copies,
-        "all_reduce": [asdict(one) for one in figures],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -5,7 +5,6 @@ hangs without using a CPU. Then the same shapes run as long without a fault: any
 there is a false alarm.
 """
 
-import json
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from rich.table import Table
 from benchmarks.parallel import faulty_replica
 from benchmarks.parallel.faulty_replica import FAULTS, Case, Ended
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.parallel.plan import ParallelShape
 from tools.steadiness.disturbance import busy_processes
 
@@ -65,10 +64,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
         figures = [_figures(name, settings, console) for name in settings.shapes]
     console.print(_table(figures, settings))
     if out is not None:
-        facts = {"git": git_commit(), "machine": machine_facts(), "silence_s": settings.silence_s}
-        document = {**facts, "busy": settings.busy, "faults": [asdict(each) for each in figures]}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_figures(out, settings=asdict(settings), faults=[asdict(each) for each in figures])
 
 
 def _figures(name: str, settings: Settings, console: Console) -> Figures:

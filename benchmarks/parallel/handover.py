@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.parallel.handover_steps import BLOCK_SIZE, Recorded, record
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.runner.rank_batches import columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.step_channel import StepWriter, channel_bytes
@@ -97,14 +97,12 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     console.print(_table(figures), soft_wrap=True)
     console.print(f"Load average at the start: {load:.1f}", highlight=False)
     if out is not None:
-        document = {
-            "machine": machine_facts(),
-            "commit": git_commit(),
-            "load_average": load,
-            "settings": asdict(settings),
-            "handover": [{**asdict(one), "work": one.work} for one in figures],
-        }
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_figures(
+            out,
+            load_average=load,
+            settings=asdict(settings),
+            handover=[{**asdict(one), "work": one.work} for one in figures],
+        )
 
 
 @dataclass(frozen=True, slots=True)

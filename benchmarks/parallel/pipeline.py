@@ -5,7 +5,6 @@ the opposite order. A figure is the median of the rounds' ratios, so that load w
 meets all. Without pipelining a step is over before the next one begins.
 """
 
-import json
 import os
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import find_shape
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.device.cpu.threads.compute_threads import PIN_VARIABLE
@@ -90,15 +89,12 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     console.print(_table(figures, settings), soft_wrap=True)
     console.print(f"Load average at the start: {load:.1f}", highlight=False)
     if out is not None:
-        document = {
-            "machine": machine_facts(),
-            "commit": git_commit(),
-            "load_average": load,
-            "settings": {**asdict(settings), "models": str(settings.models or "")},
-            "figures": [asdict(one) for one in figures],
-        }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_figures(
+            out,
+            load_average=load,
+            settings=asdict(settings),
+            figures=[asdict(one) for one in figures],
+        )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ them in the opposite order. A figure is the median of the rounds' ratios, so tha
 and goes meets both.
 """
 
-import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +34,7 @@ from benchmarks.parallel.tp_side import (
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import find_shape
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.api.config import Quantization
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 
@@ -84,7 +83,13 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     console.print(_memory_table(memory), soft_wrap=True)
     console.print(f"Load average at the start: {load:.1f}", highlight=False)
     if out is not None:
-        _write(out, settings, load, figures, memory)
+        write_figures(
+            out,
+            load_average=load,
+            settings=asdict(settings),
+            speed=[{**asdict(one), "ratio": one.ratio, "is_met": one.is_met} for one in figures],
+            memory=[{**asdict(one), "own": one.own, "private": one.private} for one in memory],
+        )
         plot = out.with_suffix(".png")
         save_plot(figures, memory, plot, title=_title(settings))
         console.print(f"Wrote {out} and {plot}", highlight=False)
@@ -251,22 +256,3 @@ def _in_mb(num_bytes: int) -> str:
 
 def _met(is_met: bool) -> str:  # its one argument
     return "yes" if is_met else "no"
-
-
-def _write(
-    path: Path,
-    settings: Settings,
-    load: float,
-    figures: Sequence[Ratios],
-    memory: Sequence[RankBytes],
-) -> None:
-    document: dict[str, Any] = {
-        "machine": machine_facts(),
-        "commit": git_commit(),
-        "load_average": load,
-        "settings": {**asdict(settings), "models": str(settings.models or "")},
-        "speed": [{**asdict(one), "ratio": one.ratio, "is_met": one.is_met} for one in figures],
-        "memory": [{**asdict(one), "own": one.own, "private": one.private} for one in memory],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -42,7 +42,9 @@ def run(
     top: Annotated[
         int, typer.Option(min=0, max=MAX_TOP_LOGPROBS, help="Likeliest tokens of each position.")
     ] = 1,
-    chunk: Annotated[int, typer.Option(min=16, help="splitChunkTokens; a multiple of 16.")] = 256,
+    chunk: Annotated[
+        int, typer.Option(min=16, max=8192, help="splitChunkTokens; a multiple of 16.")
+    ] = 256,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. [all cores]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of both sides.")] = 3,
     models: Annotated[
@@ -53,6 +55,8 @@ def run(
     """Measure a prompt with and without log-probabilities, alone and beside a stream; medians."""
     from benchmarks.prompt_logprobs.session import Settings, run_all
 
+    if chunk % 16:
+        raise typer.BadParameter(f"{chunk} is not a multiple of 16", param_hint="--chunk")
     with report_errors():
         run_all(
             Settings(

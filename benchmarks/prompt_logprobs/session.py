@@ -1,7 +1,6 @@
 """Prompts in turns, with log-probabilities and without, on an engine without a server."""
 
 import asyncio
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -17,13 +16,14 @@ from rich.table import Table
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.serving.errors import WrongUsage
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.engine_client import OutputStream
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
+from tandem_engine.device.cpu.memory import peak_since_reset, reset_peak, resident_memory
 
 _BLOCK: Final = 128
 _STREAM_PROMPT: Final = 16
@@ -85,21 +85,21 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     try:
         runs = asyncio.run(_runs(settings))
     except ConfigError as error:
-        raise WrongUsage(f"--tokens {settings.num_tokens}: {error}") from None
+        raise WrongUsage(
+            f"A prompt of {settings.num_tokens} tokens in chunks of {settings.chunk} cannot be "
+            f"measured with model {settings.model}: {error}"
+        ) from None
     figures = {name: _middle(of_side) for name, of_side in runs.items()}
     console = Console(width=max(Console().width, 120), highlight=False)
     console.print(_table(figures, settings), soft_wrap=True)
     console.print(f"Load average at the start: {load:.1f}")
     if out is not None:
-        document = {
-            "machine": machine_facts(),
-            "commit": git_commit(),
-            "load_average": load,
-            "settings": asdict(settings),
-            "figures": {name: asdict(side) for name, side in figures.items()},
-        }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
+        write_figures(
+            out,
+            load_average=load,
+            settings=asdict(settings),
+            figures={name: asdict(side) for name, side in figures.items()},
+        )
 
 
 async def _runs(settings: Settings) -> dict[str, list[_Run]]:
@@ -148,11 +148,11 @@ class _Bench:
 
     async def run(self, num_top: int | None) -> _Run:
         """A prompt alone, then another one beside a stream."""
-        _forget_peak()
-        before, begun, cpu = _memory("VmRSS"), time.monotonic(), time.process_time()
+        reset_peak()
+        before, begun, cpu = resident_memory(), time.monotonic(), time.process_time()
         await self._prompt(num_top)
         wall_s, cpu_s = time.monotonic() - begun, time.process_time() - cpu
-        peak = _memory("VmHWM") - before
+        peak = peak_since_reset() - before
         return _Run(wall_s, cpu_s, peak, await self._gaps_beside(num_top))
 
     async def _gaps_beside(self, num_top: int | None) -> tuple[float, ...]:
@@ -180,18 +180,6 @@ class _Bench:
             [self._rng.randrange(3, self._vocab) for _ in range(length)],
             SamplingParams(temperature=0.0, ignore_eos=True, **sampling),
         )
-
-
-def _memory(name: str) -> int:
-    """Bytes that /proc/self/status says."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    [line] = (line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
-
-
-def _forget_peak() -> None:
-    """Have VmHWM count from what is there now."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _middle(runs: list[_Run]) -> Figures:

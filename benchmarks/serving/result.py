@@ -80,3 +80,17 @@ def write_document(file: Path, document: dict[str, Any]) -> None:
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
     file.write_text(text + "\n", encoding="utf-8")
+
+
+def write_figures(file: Path, **figures: Any) -> None:
+    """Write figures as JSON, with the machine and the commit that they are of; make the folder.
+
+    Raises:
+        BenchmarkError: the file cannot be written.
+    """
+    document = {"machine": machine_facts(), "git_commit": git_commit(), **figures}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_document(file, document)
+    except OSError as error:
+        raise BenchmarkError(f"{file} cannot be written: {error.strerror}.") from None

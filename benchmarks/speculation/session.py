@@ -1,6 +1,5 @@
 """Measures all sides on all cases, and shows what they give."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from rich.table import Table
 from benchmarks.peers.models import cache_folder
 from benchmarks.peers.shapes import find_shape
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import write_figures
 from benchmarks.speculation.measuring_model import make_measuring_model
 from benchmarks.speculation.peer_sides import PeerSettings, PeerSide, peer_sides
 from benchmarks.speculation.questions import banned_tokens, requests
@@ -211,12 +210,9 @@ def _write(settings: Settings, found: Sequence[Figures], out: Path | None) -> No
         return
     from benchmarks.speculation.plot import save_plot  # noqa: PLC0415  # matplotlib is slow
 
-    document = {
-        "settings": asdict(settings) | {"models": None, "peers": sorted(settings.peers)},
-        "machine": machine_facts(),
-        "commit": git_commit(),
-        "figures": [asdict(one) for one in found],
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_figures(
+        out,
+        settings=asdict(settings) | {"models": None, "peers": sorted(settings.peers)},
+        figures=[asdict(one) for one in found],
+    )
     save_plot(found, out.with_suffix(".png"), off=OFF)

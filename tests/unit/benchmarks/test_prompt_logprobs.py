@@ -40,6 +40,14 @@ def test_a_prompt_that_the_model_does_not_take_is_wrong_usage(tmp_path: Path) ->
     done = CliRunner().invoke(app, ["--model", "S", "--tokens", "5000", "--models", str(tmp_path)])
 
     assert done.exit_code == 2
-    assert "--tokens 5000: maxSeqLen is 5001, the model is made for" in " ".join(
-        done.output.split()
+    assert (
+        "A prompt of 5000 tokens in chunks of 256 cannot be measured with model S: maxSeqLen is "
+        "5001, the model is made for" in " ".join(done.output.split())
     )
+
+
+def test_a_chunk_that_is_no_multiple_of_16_is_wrong_usage() -> None:
+    done = CliRunner().invoke(app, ["--chunk", "17"])
+
+    assert done.exit_code == 2
+    assert "17 is not a multiple of 16" in done.output

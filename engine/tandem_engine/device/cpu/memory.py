@@ -45,10 +45,10 @@ def peak_memory(work: Callable[[], object], root: Path = ROOT) -> int:
     would hide what `work` needs.
     """
     give_back_free_memory()
-    if not _reset_peak(root):
+    if not reset_peak(root):
         return _sampled_peak(work)
     work()
-    return max(_peak(root), resident_memory(root))
+    return max(peak_since_reset(root), resident_memory(root))
 
 
 def give_back_free_memory() -> None:
@@ -57,16 +57,17 @@ def give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _reset_peak(root: Path) -> bool:
+def reset_peak(root: Path = ROOT) -> bool:
     """Reset the high-water mark to what is resident; return False if that is not possible."""
     try:
         (root / "proc/self/clear_refs").write_text(_RESET_PEAK)
-        return _peak(root) > 0
+        return peak_since_reset(root) > 0
     except OSError:
         return False
 
 
-def _peak(root: Path) -> int:
+def peak_since_reset(root: Path = ROOT) -> int:
+    """Bytes of main memory that this process held at most since `reset_peak`."""
     for line in (root / "proc/self/status").read_text().splitlines():
         key, _, value = line.partition(":")
         if key == "VmHWM":
