@@ -38,6 +38,7 @@ def sampling_cases(vocab_size: int = VOCAB_SIZE, num_rows: int = NUM_ROWS) -> It
 
 def _ways(vocab_size: int) -> Mapping[str, SamplingParams]:
     drawn = SamplingParams(max_tokens=8192)
+    flat = replace(drawn, temperature=100.0)
     biased = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(1))
     return {
         "greedy": replace(drawn, temperature=0.0),
@@ -45,9 +46,16 @@ def _ways(vocab_size: int) -> Mapping[str, SamplingParams]:
         "top_p 0.95": replace(drawn, top_p=0.95),
         "top_k 50": replace(drawn, top_k=50),
         "top_k 1000": replace(drawn, top_k=1000),
+        "top_k 100000": replace(drawn, top_k=100_000),
         "T 0.6, top_k 20, top_p 0.95": replace(drawn, temperature=0.6, top_k=20, top_p=0.95),
         "min_p 0.05": replace(drawn, min_p=0.05),
-        "flat, top_p 0.999": replace(drawn, temperature=100.0, top_p=0.999),
+        "flat": flat,
+        "flat, top_p 0.999": replace(flat, top_p=0.999),
+        "flat, top_p 0.5": replace(flat, top_p=0.5),
+        "flat, top_k 100000": replace(flat, top_k=100_000),
+        "flat, top_k 100000, top_p 0.95, min_p 0.01": replace(
+            flat, top_k=100_000, top_p=0.95, min_p=0.01
+        ),
         "penalties": replace(
             drawn, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5
         ),

@@ -1,0 +1,1 @@
+"""What a call of thousands of prompts costs another caller's stream."""
