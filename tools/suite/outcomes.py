@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 _NO_TESTS: Final = 5
@@ -32,6 +32,8 @@ class Outcomes:
     """Failures of tests that passed when they were run once more."""
     skips: dict[str, int] = field(default_factory=dict)
     """Reasons for which tests were skipped → how many were."""
+    file_seconds: dict[str, float] = field(default_factory=dict)
+    """Files → the time of their tests, and of what those need."""
     passed_ids: set[str] = field(default_factory=set)
     """The tests that passed, of the run that was read."""
     is_interrupted: bool = False
@@ -46,6 +48,7 @@ class Outcomes:
         outcomes, reports = cls(), list(_parse(lines))
         for node_id, (outcome, longrepr) in _tests(reports).items():
             outcomes._add(node_id, outcome, longrepr)
+        outcomes.file_seconds = _file_seconds(reports)
         has_ended = any(each.get("$report_type") == "SessionFinish" for each in reports)
         if status == _NO_TESTS:
             outcomes.failures.append(Failure(run, "no test was found; its paths hold none"))
@@ -63,6 +66,8 @@ class Outcomes:
         self.second_tries += other.second_tries
         for reason, count in other.skips.items():
             self.skips[reason] = self.skips.get(reason, 0) + count
+        for file, seconds in other.file_seconds.items():
+            self.file_seconds[file] = self.file_seconds.get(file, 0) + seconds
 
     def failed_tests(self) -> list[str]:
         """Return the ids of the tests that failed."""
@@ -73,7 +78,8 @@ class Outcomes:
 
         Only one that passed then has not failed: not one that was skipped, or was not reached.
         """
-        merged = Outcomes(passed=self.passed, skipped=self.skipped, skips=dict(self.skips))
+        merged = replace(self, skips=dict(self.skips), file_seconds=dict(self.file_seconds))
+        merged.failures, merged.second_tries = [], []
         merged.add(second)
         failed_again = {each.node_id for each in second.failures}
         for failure in self.failures:
@@ -117,6 +123,15 @@ def _tests(reports: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
         if report["nodeid"] not in tests or _WORSE.index(outcome) > _WORSE.index(before):
             tests[report["nodeid"]] = (outcome, report["longrepr"])
     return tests
+
+
+def _file_seconds(reports: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for report in reports:
+        if report.get("$report_type") == "TestReport":
+            file = report["nodeid"].partition("::")[0]
+            seconds[file] = seconds.get(file, 0) + report["duration"]
+    return seconds
 
 
 def _outcome(report: Mapping[str, Any]) -> str | None:

@@ -8,6 +8,8 @@ from typing import Final
 from tools.suite.outcomes import Outcomes
 
 _LINE: Final = 160
+_NUM_LONGEST: Final = 10
+"""Files of a part that are named: those where seconds can be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ def report(parts: Sequence[Part]) -> Iterator[str]:
     yield f"{'':24}    time   passed   failed  skipped"
     for part in (*parts, Part("all", sum(part.seconds for part in parts), total)):
         yield _row(part)
+    for part in parts:
+        yield from _longest(part)
     for reason, count in total.skips.items():
         yield f"skipped {count}: {reason}"
     for failure in total.second_tries:
@@ -41,6 +45,15 @@ def _row(part: Part) -> str:
     found = part.outcomes
     counts = f"{found.passed:9}{len(found.failures):9}{found.skipped:9}"
     return f"{part.name:24}{minutes:5}:{seconds:02}{counts}"
+
+
+def _longest(part: Part) -> Iterator[str]:
+    files = sorted(part.outcomes.file_seconds.items(), key=lambda file: -file[1])
+    if len(files) <= 1:
+        return
+    yield f"longest of {part.name}, with what their tests need:"
+    for file, seconds in files[:_NUM_LONGEST]:
+        yield f"{seconds:8.1f} s  {file}"
 
 
 def _failures(total: Outcomes) -> Iterator[str]:

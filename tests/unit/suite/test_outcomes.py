@@ -44,6 +44,8 @@ def test_every_kind_of_outcome_is_counted(tmp_path: Path, options: tuple[str, ..
     found = run(tmp_path, MIXED, *options)
 
     assert found.passed == 1
+    assert found.file_seconds.keys() == {"test_it.py"}
+    assert found.file_seconds["test_it.py"] > 0
     assert found.skips == {"there is no device": 1}
     assert found.failures == [
         Failure("test_it.py::test_bad[a]", "AssertionError: a sentence"),
@@ -95,6 +97,17 @@ def test_the_report_ends_with_failures_how_to_repeat_one_and_the_counts() -> Non
     ]
 
 
+def test_the_report_names_the_files_that_take_longest() -> None:
+    first = Outcomes(file_seconds={f"{number}.py": float(number) for number in range(12)})
+    part = Part("unit", 1, first.with_second_try(Outcomes(file_seconds={"7.py": 100.0})))
+
+    lines = list(report([part, Part("checks", 1, Outcomes())]))
+
+    start = lines.index("longest of unit, with what their tests need:")
+    assert lines[start + 1 : start + 3] == ["   107.0 s  7.py", "    11.0 s  11.py"]
+    assert lines[start + 10 : start + 12] == ["     2.0 s  2.py", lines[-1]]
+
+
 def test_a_report_without_failures_has_only_times_and_counts() -> None:
     *_, last = lines = list(report([Part("unit", 1, Outcomes(passed=3))]))
 
@@ -135,7 +148,10 @@ def test_a_test_that_did_not_pass_on_its_second_try_has_failed(second: Outcomes)
 
 def test_a_log_that_is_cut_off_is_read_up_to_there() -> None:
     whole = {"$report_type": "TestReport", "when": "call", "outcome": "passed"}
-    lines = [json.dumps(whole | {"nodeid": "a.py::x", "longrepr": None}), '{"nodeid": "a.p']
+    lines = [
+        json.dumps(whole | {"nodeid": "a.py::x", "duration": 0.1, "longrepr": None}),
+        '{"nodeid": "a.p',
+    ]
 
     found = Outcomes.of_log(lines, -9, "it")
 
