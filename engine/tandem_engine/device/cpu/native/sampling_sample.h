@@ -36,13 +36,18 @@ class Sample {
   }
   int64_t count_below(float high) const { return count_ - count_from(high); }
 
-  // Sets the workspace's steps around the logit at which top_p should cut.
+  // Sets the workspace's steps around the logit at which top_p should cut: near, where many of the
+  // sample's logits tell what is cut off.
   void set_steps(const Weigher& weigh, double top_p) {
     weigh_ = &weigh;
     peaks_mass_ = mass(ws_.peaks, ws_.blocks);
     mass_ = mass(values_, count_);
-    const double beyond = (1 - top_p) * (peaks_mass_ + mass_ * static_cast<double>(each()));
-    const double high = estimate(kMost * beyond), low = estimate(kLeast * beyond);
+    const double below = (1 - top_p) * (peaks_mass_ / static_cast<double>(each()) + mass_);
+    double error = error_below(estimate(below));
+    // A cut among the peaks: few logits have most of the mass then, and the sample misses them.
+    if (below >= mass_) error = std::max(error, kOfPeaks * below);
+    const double high = estimate(below + error);
+    const double low = below > error ? estimate(below - error) : smallest();
     for (int step = 0; step < kSteps; ++step) {
       const double one = high + (low - high) * step / (kSteps - 1);
       ws_.steps[step] = std::max(ws_.floor, static_cast<float>(one));
@@ -51,8 +56,7 @@ class Sample {
 
  private:
   static constexpr int64_t kRun = 16, kRuns = 64;
-  // By these factors the estimate of the mass that is cut off may be wrong.
-  static constexpr double kLeast = 0.45, kMost = 2.0;
+  static constexpr double kOfPeaks = 0.6;
 
   RowWorkspace& ws_;
   const Weigher* weigh_ = nullptr;
@@ -63,6 +67,10 @@ class Sample {
   float of_rank(int64_t rank) {
     std::nth_element(values_, values_ + rank, values_ + count_, std::greater<float>());
     return values_[rank];
+  }
+
+  float smallest() const {
+    return count_ > 0 ? *std::min_element(values_, values_ + count_) : kLowest;
   }
 
   // Logits for each of the sample.
@@ -76,14 +84,28 @@ class Sample {
     return sum;
   }
 
-  // The logit with so much mass below it, among the peaks where the others have less.
+  // By how much the mass of the sample below `cut` may be wrong: four standard deviations, and as
+  // much as eight more of the largest weights would add.
+  double error_below(double cut) {
+    const int64_t count = gather(values_, count_, kLowest, static_cast<float>(cut), some_);
+    Floats squares = {}, most = {};
+    each_vector(some_, count, [&](Floats some) {
+      const Floats weights = (*weigh_)(some);
+      squares += weights * weights;
+      most = larger(most, weights);
+    });
+    const auto largest = std::max(largest_of(most), static_cast<float>(weigh_->of(smallest())));
+    return 4 * std::sqrt(static_cast<double>(sum_of(squares))) + 8.0 * largest;
+  }
+
+  // The logit with so much of the sample's mass below it, among the peaks where it has less.
   double estimate(double below) {
-    const double left = mass_ - below / static_cast<double>(each());
+    const double left = mass_ - below;
     if (left > 0) {
       std::copy(values_, values_ + count_, some_);
       return cut_of(*weigh_, some_, count_, {count_, left}).value;
     }
-    const double of_peaks = peaks_mass_ + mass_ * static_cast<double>(each()) - below;
+    const double of_peaks = peaks_mass_ + left * static_cast<double>(each());
     if (of_peaks <= 0) return ws_.best;
     std::copy(ws_.peaks, ws_.peaks + ws_.blocks, ws_.scratch);
     const int64_t finite = gather(ws_.scratch, ws_.blocks, kLowest, kInfinity, ws_.scratch);
