@@ -28,9 +28,11 @@ Whole steps of the small model alone; one kernel of the other variants:
 
     python -m benchmarks.kernels --variant avx2 --only attention --no-steps
 
-Sampling alone, at 16 rows of Qwen3's vocabulary:
+Sampling alone, at 16 rows of Qwen3's vocabulary; without torch, which takes minutes for it:
 
     python -m benchmarks.kernels --only sample --no-steps
+
+    python -m benchmarks.kernels --only sample --no-steps --no-reference --threads 1
 """
 
 app = make_app()
@@ -55,7 +57,7 @@ def run(
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
     kernels: Annotated[bool, typer.Option(help="Measure each kernel.")] = True,
     steps: Annotated[bool, typer.Option(help="Measure whole forward steps.")] = True,
-    reference: Annotated[bool, typer.Option(help="Measure steps in torch, too.")] = True,
+    reference: Annotated[bool, typer.Option(help="Measure in torch, too.")] = True,
     out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
     """Measure the kernels of the CPU, native beside torch in alternation; medians."""

@@ -22,7 +22,8 @@ class CaseTimes:
     model: str
     case: Case
     native: float
-    reference: float
+    reference: float | None
+    """None: it was not measured."""
 
 
 def kernel_table(results: list[CaseTimes], limits: Limits) -> Table:
@@ -40,8 +41,8 @@ def kernel_table(results: list[CaseTimes], limits: Limits) -> Table:
             result.case.kernel,
             result.case.shape,
             f"{result.native * 1e6:,.1f}",
-            f"{result.reference * 1e6:,.1f}",
-            f"{result.reference / result.native:.1f}",
+            "" if result.reference is None else f"{result.reference * 1e6:,.1f}",
+            "" if result.reference is None else f"{result.reference / result.native:.1f}",
             f"{read / 1e9:.1f}",
             f"{100 * read / limits.read_bytes_per_s:.0f}",
             f"{rate / 1e9:.0f}" if rate else "",

@@ -18,6 +18,8 @@ from tandem_engine.sampling.sampler import Sampler
 VOCAB_SIZE: Final = 151_936
 """Qwen3's."""
 NUM_ROWS: Final = 16
+SAMPLE: Final = "sample"
+"""What the names of all these cases begin with."""
 _SPREAD: Final = 3.0
 """Standard deviation of the logits: the top token then has about a tenth of the mass."""
 _IN_A_ROW: Final = 10
@@ -73,7 +75,7 @@ def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
         return lambda: sampler.sample_step(logits, rows)
 
     return Case(
-        kernel=f"sample, {name}",
+        kernel=f"{SAMPLE}, {name}",
         shape=f"{num_rows} x {vocab_size}",
         make=make,
         num_bytes=logits.nbytes,

@@ -363,6 +363,13 @@ def test_a_kernel_without_products_has_no_share_of_them() -> None:
     assert re.search(r"3\.0 +0\.5 +50 *\n", text)
 
 
+def test_a_kernel_that_was_not_measured_in_torch_has_no_ratio() -> None:
+    text = lines_of(kernel_table([CaseTimes("S", case(), 1e-3, None)], LIMITS))
+
+    assert "1,000.0" in text
+    assert "3,000.0" not in text
+
+
 @pytest.mark.usefixtures("_tiny_models")
 def test_a_step_is_told_with_its_products_its_limit_and_w8a8() -> None:
     slow = Limits(read_bytes_per_s=1e6, gemm_per_s=1e12)
