@@ -174,24 +174,40 @@ inline int64_t gather(const float* x, int64_t count, float low, float high, floa
     }
   };
   int64_t at = 0;
+  // Whole vectors are stored, of which the first lanes count: a branch would be mispredicted.
+#if defined(__AVX512F__)
   for (; at + kLanes <= count; at += kLanes) {
     const Floats some = load(x + at);
-    // Stores a whole vector, of which the first lanes count: a branch would be mispredicted.
-#if defined(__AVX512F__)
     const __mmask16 from = _mm512_cmp_ps_mask(some, splat(low), _CMP_GE_OQ);
     const __mmask16 inside = _mm512_mask_cmp_ps_mask(from, some, splat(high), _CMP_LT_OQ);
     store(out + found, _mm512_maskz_compress_ps(inside, some));
     found += __builtin_popcount(inside);
-#elif defined(__AVX2__)
-    const int inside = _mm256_movemask_ps(same_bits<__m256>((some >= low) & (some < high)));
-    const __m256i lanes =
-        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kSetLanes.lanes[inside])));
-    store(out + found, same_bits<Floats>(_mm256_permutevar8x32_ps(same_bits<__m256>(some), lanes)));
-    found += __builtin_popcount(inside);
+  }
 #else
-    if (any_of((some >= low) & (some < high))) take(at, at + kLanes);
+  constexpr int64_t kVectors = 4;
+  for (; at + kVectors * kLanes <= count; at += kVectors * kLanes) {
+    Ints inside[kVectors], any = {};
+    for (int64_t vector = 0; vector < kVectors; ++vector) {
+      const Floats some = load(x + at + vector * kLanes);
+      inside[vector] = (some >= low) & (some < high);
+      any |= inside[vector];
+    }
+    if (!any_of(any)) continue;  // where few are in the range, that is how it goes on
+#if defined(__AVX2__)
+    for (int64_t vector = 0; vector < kVectors; ++vector) {
+      const Floats some = load(x + at + vector * kLanes);
+      const int mask = _mm256_movemask_ps(same_bits<__m256>(inside[vector]));
+      const __m256i lanes =
+          _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kSetLanes.lanes[mask])));
+      store(out + found,
+            same_bits<Floats>(_mm256_permutevar8x32_ps(same_bits<__m256>(some), lanes)));
+      found += __builtin_popcount(mask);
+    }
+#else
+    take(at, at + kVectors * kLanes);
 #endif
   }
+#endif
   take(at, count);
   return found;
 }
