@@ -400,7 +400,7 @@ def test_the_file_has_all_figures_and_where_they_are_from(tmp_path: Path) -> Non
     assert found["settings"] == {"variant": "auto"}
     assert found["limits"] == {"read_bytes_per_s": 1e9, "gemm_per_s": 1e12}
     assert found["machine"]
-    assert "commit" in found
+    assert "git_commit" in found
     assert found["kernels"] == [
         {
             "model": "S",
