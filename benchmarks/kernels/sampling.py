@@ -19,7 +19,7 @@ VOCAB_SIZE: Final = 151_936
 """Qwen3's."""
 NUM_ROWS: Final = 16
 SAMPLE: Final = "sample"
-"""What the names of all these cases begin with."""
+"""Begin of the names of all these cases."""
 _SPREAD: Final = 3.0
 """Standard deviation of the logits: the top token then has about a tenth of the mass."""
 _IN_A_ROW: Final = 10

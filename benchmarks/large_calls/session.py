@@ -50,7 +50,7 @@ class Gaps:
     p99_s: float
     longest_s: float
     during_s: float
-    """What lay beside took so long."""
+    """Time of the work beside."""
 
 
 def run_all(settings: Settings, *, out: Path | None) -> None:
