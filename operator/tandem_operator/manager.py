@@ -24,7 +24,7 @@ from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.connection import Connection
 from tandem_operator.k8s.events import EventRecorder
-from tandem_operator.k8s.kinds import INFERENCE_SERVICE, PROMETHEUS_RULE
+from tandem_operator.k8s.kinds import PROMETHEUS_RULE
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.leader_election import LeaderElector, LeaseLost
 from tandem_operator.k8s.names import FIELD_MANAGER
@@ -34,6 +34,7 @@ from tandem_operator.metrics import Metrics
 from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token_key import TokenKey
 from tandem_operator.reconcile.loop import Reconciler
+from tandem_operator.reconcile.other_operators import served_by
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.replica_pages.reporter import ReplicaPageReporter
 from tandem_operator.shutdown import StopSignals
@@ -65,6 +66,8 @@ class Options:
     """Name of this process in leader election."""
 
     lease_namespace: str
+    """Namespace of the Lease: services that it serves have it in their status."""
+
     ray_address: str
     """Address of Ray's REST interface, with {ip}, {cluster} and {namespace}."""
 
@@ -142,7 +145,14 @@ class Manager:
         cache = ObjectCache([watched.kind for watched in watched_kinds])
         kube.on_written = cache.put
         reconciler = Reconciler(
-            kube, ray, settings, cache=cache, events=events, metrics=metrics, token_key=token_key
+            kube,
+            ray,
+            settings,
+            cache=cache,
+            events=events,
+            metrics=metrics,
+            token_key=token_key,
+            operator=options.lease_namespace,
         )
         queue = WorkQueue[NamespacedName](Backoff(chance=random.random))
         workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
@@ -188,7 +198,7 @@ class Manager:
             kube,
             cache=cache,
             address=options.replica_address,
-            services=lambda: cache.keys(INFERENCE_SERVICE, None),
+            services=lambda: served_by(options.lease_namespace, cache),
         )
         return cls(
             workers=workers,
@@ -253,7 +263,7 @@ def _autoscaler(
         autoscaler,
         counts,
         period_s=settings.autoscaling.period_seconds,
-        services=lambda: cache.keys(INFERENCE_SERVICE, None),
+        services=lambda: served_by(options.lease_namespace, cache),
         close=prometheus.close,
     )
 

@@ -66,5 +66,7 @@ REPLICAS_STALLED: Final = "ReplicasStalled"
 """Replicas compute no step though they have work."""
 
 # Events
+OTHER_OPERATOR: Final = "OtherOperator"
+"""An operator of another namespace serves the service."""
 SCALED_UP: Final = "ScaledUp"
 SCALED_DOWN: Final = "ScaledDown"

@@ -25,6 +25,9 @@ def status_schema() -> Schema:
             "x-kubernetes-list-map-keys": ["type"],
             "items": _condition(),
         },
+        operator=_text(
+            "Namespace of the operator that serves it; those of other namespaces leave it alone."
+        ),
         url=_text("Base URL of the endpoint inside the cluster; OpenAI clients add /v1."),
         model=_text("Name under which requests ask for the model."),
         reason=_text(

@@ -35,6 +35,12 @@ def owned_by(item: Mapping[str, Any] | None, uid: str) -> bool:
     return owner is not None and owner.get("uid") == uid
 
 
+def operator_of(isvc: Mapping[str, Any]) -> str | None:
+    """Namespace of the operator that serves an InferenceService; None: none has begun."""
+    operator: str | None = isvc.get("status", {}).get("operator")
+    return operator
+
+
 def owner_reference(*, api_version: str, kind: str, name: str, uid: str) -> dict[str, Any]:
     """Reference by which the object of this name and id controls another one."""
     return {

@@ -35,6 +35,7 @@ from tandem_operator.reconcile.decide import (
 from tandem_operator.reconcile.failures import FailureTracker
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.observe import KnownToken, observe
+from tandem_operator.reconcile.other_operators import OtherOperators
 from tandem_operator.reconcile.parsed_spec import ParsedSpec, parse_spec
 from tandem_operator.reconcile.plan import CreateToken
 from tandem_operator.reconcile.report import Reporter, deadline_in_s
@@ -77,6 +78,7 @@ class Reconciler:
         events: EventRecorder,
         metrics: Metrics,
         token_key: TokenKey,
+        operator: str,
     ) -> None:
         self._kube = kube
         self._cached, self._live = CachedReader(kube, cache), Reader(kube)
@@ -88,7 +90,8 @@ class Reconciler:
         self._settings = settings
         self._events = events
         self._metrics = metrics
-        self._reporter = Reporter(kube, events, metrics)
+        self._reporter = Reporter(kube, events, metrics, operator=operator)
+        self._others = OtherOperators(events, own=operator)
         self._failures = FailureTracker[NamespacedName]()
         self._write_limit = WriteLimit[NamespacedName]()
         self._uids: dict[NamespacedName, str] = {}
@@ -121,7 +124,7 @@ class Reconciler:
         return None
 
     async def _view(self, reader: Reader, key: NamespacedName) -> _View | None:
-        """Read a service and decide; None: it is gone, or being deleted with its objects."""
+        """Read a service and decide; None: it is gone or going, or another operator's."""
         found = await self._read(reader, key)
         if found is None:
             return None
@@ -138,7 +141,7 @@ class Reconciler:
         return max(after_s or 0.0, self._pause_s(view, key)) if view.intent.writes else after_s
 
     async def _read(self, reader: Reader, key: NamespacedName) -> Object | None:
-        """Read the InferenceService; None: it is gone, or being deleted with its objects."""
+        """Read the InferenceService; None: it is gone or going, or another operator's."""
         try:
             found = await reader.get(INFERENCE_SERVICE, key)
         except KindMissing:
@@ -150,12 +153,15 @@ class Reconciler:
             self._metrics.errors.labels(error.reason).inc()
             return None
         if found is None or is_being_deleted(found):
+            self._others.forget(key)
+            return None
+        if await self._others.serve(found, key):
             return None
         self._uids[key] = found["metadata"]["uid"]
         return found
 
     def _forget(self, key: NamespacedName) -> None:
-        """Drop all state of a service that is gone."""
+        """Drop all state of a service that is gone, or another operator's."""
         self._metrics.forget(key)
         self._failures.clear(key)
         self._write_limit.forget(key)

@@ -38,10 +38,13 @@ def deadline_in_s(facts: Facts) -> float | None:
 class Reporter:
     """Reports the state of a service: status, Events, metrics."""
 
-    def __init__(self, kube: KubeClient, events: EventRecorder, metrics: Metrics) -> None:
+    def __init__(
+        self, kube: KubeClient, events: EventRecorder, metrics: Metrics, *, operator: str
+    ) -> None:
         self._kube = kube
         self._events = events
         self._metrics = metrics
+        self._operator = operator
 
     async def report(self, found: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Write `document` as the status of the object `found`, unless it is the same.
@@ -50,6 +53,7 @@ class Reporter:
             KubeError: the status was not written.
         """
         key, before = NamespacedName.of(found), own_part(found.get("status", {}))
+        document = {**document, "operator": self._operator}
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
             await self._record_events(found, key, transitions(before, document))
