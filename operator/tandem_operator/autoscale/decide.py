@@ -67,7 +67,7 @@ def decide(
     observation: Observation, policy: ScalingPolicy, history: History, now: float
 ) -> Decision:
     """Decide how many replicas there are to be. `now` is in seconds, as the history's moments."""
-    bounded = min(max(observation.desired, policy.min_replicas), policy.highest)
+    bounded = min(max(observation.desired, policy.min_replicas), policy.max_replicas)
     case = _Case(
         observation=replace(observation, desired=bounded), policy=policy, history=history, now=now
     )
@@ -87,7 +87,7 @@ def decide(
     if verdict is None:
         verdict = case.hold(DecisionReason.METRICS_MISSING)
     if bounded != observation.desired:
-        verdict = _by_bounds(case, observation.desired, verdict)
+        verdict = _by_bounds(case, verdict)
     return Decision(
         desired=verdict.desired,
         reason=verdict.reason,
@@ -118,13 +118,12 @@ def _margin(case: _Case) -> float:
     return policy.hysteresis if has_fallen else max(policy.headroom, policy.hysteresis)
 
 
-def _by_bounds(case: _Case, before: int, verdict: _Verdict) -> _Verdict:
+def _by_bounds(case: _Case, verdict: _Verdict) -> _Verdict:
     """Follow the bounds at once: they are orders, and need no measurement."""
     if verdict.desired > case.current:
         return verdict
-    is_granted = case.policy.min_replicas <= before <= case.policy.max_replicas
-    reason = DecisionReason.BUDGET_RECLAIMED if is_granted else DecisionReason.BOUNDS_CHANGED
-    return _Verdict(case.current, reason, max(verdict.recommended, case.current))
+    recommended = max(verdict.recommended, case.current)
+    return _Verdict(case.current, DecisionReason.BOUNDS_CHANGED, recommended)
 
 
 def _by_trust(case: _Case, problem: SignalProblem | None) -> _Verdict | None:
@@ -209,8 +208,6 @@ def _grow(case: _Case, recommended: int, reason: DecisionReason, *, confirmed: i
     if lasting <= current:
         return case.hold(DecisionReason.STABILIZING, recommended)
     limits = [(policy.max_replicas, DecisionReason.AT_MAXIMUM)]
-    if policy.budget_replicas is not None:
-        limits.append((policy.highest, DecisionReason.BUDGET_EXHAUSTED))
     if case.observation.room is not None:
         limits.append((current + case.observation.room, DecisionReason.CAPACITY_UNAVAILABLE))
     limits.append((current + _step_up(case), DecisionReason.STABILIZING))

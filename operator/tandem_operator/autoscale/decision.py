@@ -26,7 +26,6 @@ class DecisionReason(StrEnum):
     SLO_INFEASIBLE = "SLOInfeasible"
     CAPACITY_UNAVAILABLE = "CapacityUnavailable"
     """The nodes can hold no further replica."""
-    BUDGET_EXHAUSTED = "BudgetExhausted"
 
     TTFT_ABOVE_TARGET = "TTFTAboveTarget"
     TPOT_ABOVE_TARGET = "TPOTAboveTarget"
@@ -39,8 +38,6 @@ class DecisionReason(StrEnum):
     UNDERUSED = "Underused"
     BOUNDS_CHANGED = "BoundsChanged"
     """The number is outside minReplicas and maxReplicas as they are now."""
-    BUDGET_RECLAIMED = "BudgetReclaimed"
-    """The budget of the namespace grants fewer replicas than run."""
 
     @property
     def is_hold(self) -> bool:
@@ -58,7 +55,6 @@ _SCALES = frozenset(
         DecisionReason.REQUEST_AT_ZERO,
         DecisionReason.UNDERUSED,
         DecisionReason.BOUNDS_CHANGED,
-        DecisionReason.BUDGET_RECLAIMED,
     }
 )
 

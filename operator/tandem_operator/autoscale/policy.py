@@ -31,10 +31,6 @@ class ScalingPolicy:
     max_replicas: int
     """Highest number of replicas."""
 
-    budget_replicas: int | None = None
-    """Replicas that the namespace's budget of NPUs grants; None: there is no budget. It never takes
-    a service below `min_replicas`."""
-
     max_step_up: int = 4
     """Replicas that may be added within `up_window_s`."""
 
@@ -101,13 +97,6 @@ class ScalingPolicy:
             )
         if not 0 <= self.max_shrink < 1:
             raise ValueError(f"max_shrink is {self.max_shrink}; it is a share, from 0 to below 1")
-
-    @property
-    def highest(self) -> int:
-        """The highest number of replicas by `max_replicas` and the budget."""
-        if self.budget_replicas is None:
-            return self.max_replicas
-        return max(self.min_replicas, min(self.max_replicas, self.budget_replicas))
 
     def _check(self, name: str) -> None:
         value, lowest = getattr(self, name), _AT_LEAST.get(name)

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tandem_operator.autoscale.budget import Demand, Grant
 from tandem_operator.autoscale.decide import decide
 from tandem_operator.autoscale.decision import Decision, DecisionReason
 from tandem_operator.autoscale.history import History
@@ -23,7 +22,6 @@ from tandem_operator.autoscale.mode import (
 from tandem_operator.autoscale.observation import Observation, SignalProblem
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.cross_check import CrossCheck
-from tandem_operator.autoscaler.demands import Demands
 from tandem_operator.autoscaler.document import Told, with_decision
 from tandem_operator.autoscaler.measure import (
     FRESH_S,
@@ -71,8 +69,6 @@ _log: Final = logging.getLogger(__name__)
 
 _MAX_CONFLICTS: Final = 3
 """Decisions that are made again at once when they lose to another write."""
-
-_OF_BUDGET: Final = frozenset({DecisionReason.BUDGET_EXHAUSTED, DecisionReason.BUDGET_RECLAIMED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +145,6 @@ class Autoscaler:
         self._publisher = publisher
         self._metrics = metrics
         self._nodes = NodeReader(kube)
-        self._demands = Demands(settings.autoscaling.budgets)
         self._memories: dict[NamespacedName, Memory] = {}
 
     @property
@@ -192,7 +187,6 @@ class Autoscaler:
         """Drop all state of a service that is gone."""
         if self._memories.pop(key, None) is not None:
             self._metrics.forget(key)
-        self._demands.forget(key)
 
     def _view(self, key: NamespacedName) -> _View | None:
         """Return the service; None: it is gone, or its spec is invalid."""
@@ -252,10 +246,9 @@ class Autoscaler:
         """Write down the number that others have chosen."""
         self._metrics.end_decisions(view.key)
         if view.is_at_zero:
-            # Another autoscaler has no replica to ask for its demand.
+            # Another autoscaler has no replica to ask how many requests come.
             await self._count_refused(view)
         numbers = next_status(view.service.spec.scaling, view.status)
-        self._demands.put(view.key, _fixed_demand(view))
         await self._publisher.write(view.found, numbers, view.memory)
 
     async def _autoscale(self, view: _View) -> None:
@@ -308,17 +301,12 @@ class Autoscaler:
         )
 
     async def _decide(self, view: _View, measured: Measured) -> Told:
-        """Decide; once more within the budget, and once more within the room on the nodes."""
+        """Decide; for more replicas once more, within the room on the nodes."""
         observation, note = measured.observation, measured.note
         decision = self._decided(view, observation)
-        granted: int | None = None
-        if grant := self._grant(view, decision.desired):
-            granted = grant.replicas
-            decision = self._decided(view, observation, granted)
-            note = grant.message if decision.reason in _OF_BUDGET else note
         if decision.desired > view.current and (room := await self._room(view)):
             observation = replace(observation, room=room.replicas)
-            decision = self._decided(view, observation, granted)
+            decision = self._decided(view, observation)
             is_short = decision.reason is DecisionReason.CAPACITY_UNAVAILABLE
             note = room.message if is_short else note
         return Told(
@@ -331,46 +319,15 @@ class Autoscaler:
             engine=measured.engine,
         )
 
-    def _decided(
-        self, view: _View, observation: Observation, granted: int | None = None
-    ) -> Decision:
+    def _decided(self, view: _View, observation: Observation) -> Decision:
         history = view.memory.history
         policy = scaling_policy(
             view.service.spec.scaling,
             self._settings.autoscaling,
             cold_start_s=history.cold_start_s,
             now=view.now,
-            budget_replicas=granted,
         )
         return decide(observation, policy, history, view.now)
-
-    def _grant(self, view: _View, desired: int) -> Grant | None:
-        """Return what the namespace's budget grants; None: it has none."""
-        if not self._demands.has_budget(view.key.namespace):
-            return None
-        for key in self._demands.unknown(self._cache.keys(INFERENCE_SERVICE, view.key.namespace)):
-            # Before its first step a service has what it has: after a restart no other one may
-            # take its NPUs.
-            if peer := self._view(key):
-                self._demands.put(key, _fixed_demand(peer))
-        return self._demands.grant(view.key, self._demand(view, desired))
-
-    def _demand(self, view: _View, desired: int) -> Demand:
-        spec = view.service.spec
-        policy = scaling_policy(
-            spec.scaling,
-            self._settings.autoscaling,
-            cold_start_s=view.memory.history.cold_start_s,
-            now=view.now,
-        )
-        return Demand(
-            name=view.key.name,
-            priority=spec.scaling.priority,
-            npus_per_replica=spec.resources.npu,
-            min_replicas=policy.min_replicas,
-            current=view.in_force,
-            desired=desired,
-        )
 
     async def _room(self, view: _View) -> Room | None:
         """Return the room on the nodes; None: unknown, or not asked for."""
@@ -399,8 +356,6 @@ class Autoscaler:
         )
         await self._publisher.write(view.found, numbers, changed, told)
         memory.history, memory.decisions = changed.history, changed.decisions
-        if view.service.spec.scaling.mode != "Auto":
-            self._demands.put(view.key, _fixed_demand(view))
         self._metrics.set_replicas(
             view.key,
             desired=numbers.desired_replicas or view.in_force,
@@ -420,19 +375,6 @@ def _record(view: _View, told: Told) -> History:
     if view.service.spec.scaling.mode != "Auto":
         decision = replace(decision, desired=told.observation.desired)
     return view.memory.history.append(view.now, told.observation, decision)
-
-
-def _fixed_demand(view: _View) -> Demand:
-    """Return the demand of a service whose number others choose: that number."""
-    spec, number = view.service.spec, view.in_force
-    return Demand(
-        name=view.key.name,
-        priority=spec.scaling.priority,
-        npus_per_replica=spec.resources.npu,
-        min_replicas=number,
-        current=number,
-        desired=number,
-    )
 
 
 def _parsed(found: dict[str, Any], memory: Memory) -> InferenceService | None:

@@ -37,7 +37,6 @@ _LIMITS: Final = frozenset(
     {
         DecisionReason.AT_MAXIMUM,
         DecisionReason.AT_MINIMUM,
-        DecisionReason.BUDGET_EXHAUSTED,
         DecisionReason.CAPACITY_UNAVAILABLE,
         DecisionReason.STABILIZING,
     }

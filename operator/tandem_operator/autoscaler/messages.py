@@ -110,7 +110,6 @@ _TEXTS: Final[Mapping[DecisionReason, Callable[[Inputs], str]]] = {
     _R.AT_MINIMUM: _constant("fewer replicas would do, and minReplicas keeps them"),
     _R.SLO_INFEASIBLE: _infeasible,
     _R.CAPACITY_UNAVAILABLE: _constant("the nodes can hold no further replica"),
-    _R.BUDGET_EXHAUSTED: _constant("the budget of NPUs of the namespace is exhausted"),
     _R.TTFT_ABOVE_TARGET: _ratio("ttft_ratio", "TTFT"),
     _R.TPOT_ABOVE_TARGET: _ratio("tpot_ratio", "TPOT"),
     _R.QUEUE_AGE_ABOVE_TARGET: _ratio(
@@ -119,5 +118,4 @@ _TEXTS: Final[Mapping[DecisionReason, Callable[[Inputs], str]]] = {
     _R.PREDICTED_OVERLOAD: _overload,
     _R.UNDERUSED: _underused,
     _R.BOUNDS_CHANGED: _constant("the number is outside minReplicas and maxReplicas"),
-    _R.BUDGET_RECLAIMED: _constant("the budget of NPUs of the namespace grants fewer replicas"),
 }

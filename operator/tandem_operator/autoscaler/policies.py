@@ -26,7 +26,6 @@ def scaling_policy(
     *,
     cold_start_s: float,
     now: float,
-    budget_replicas: int | None = None,
 ) -> ScalingPolicy:
     """Return the bounds, steps and windows at `now`, in Unix time."""
     maximum = scaling.max_replicas or scaling.min_replicas
@@ -34,7 +33,6 @@ def scaling_policy(
     return ScalingPolicy(
         min_replicas=min(_minimum(scaling, cold_start_s, now), maximum),
         max_replicas=maximum,
-        budget_replicas=budget_replicas,
         max_step_up=up.max_step,
         max_step_down=down.max_step,
         up_window_s=up.stabilization_window_seconds,

@@ -282,10 +282,6 @@ class AutoscalingSettings(Model):
     """Ask for no replica that no node can hold. Switch it off where a cluster autoscaler adds nodes
     for pods that wait."""
 
-    budgets: dict[ObjectName, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """NPUs that the services of a namespace may have together; a namespace without one is not
-    limited."""
-
 
 class OperatorSettings(Model):
     """The operator's settings."""

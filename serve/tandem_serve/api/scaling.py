@@ -129,9 +129,6 @@ class ScalingSpec(Model):
     max_replicas: Replicas | None = None
     """Replicas at most; modes Recommend and Auto need it."""
 
-    priority: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Priority in the namespace's budget of NPUs: a higher one grows first."""
-
     behavior: ScalingBehavior = ScalingBehavior()
     """Pace of the autoscaler."""
 

@@ -168,7 +168,6 @@ def test_defaults_are_seen_in_the_object(api: Cluster) -> None:
     assert spec["scaling"] == {
         "mode": "Manual",
         "minReplicas": 1,
-        "priority": 0,
         "behavior": {
             "scaleUp": {"stabilizationWindowSeconds": 30, "maxStep": 4},
             "scaleDown": {"stabilizationWindowSeconds": 300, "maxStep": 1},

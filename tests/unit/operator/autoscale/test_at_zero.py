@@ -32,9 +32,6 @@ def starting() -> Observation:
         pytest.param(at_zero(1), {}, (1, Reason.REQUEST_AT_ZERO), id="one request"),
         pytest.param(at_zero(10**9), {}, (1, Reason.REQUEST_AT_ZERO), id="a flood"),
         pytest.param(at_zero(None), {}, (0, Reason.METRICS_MISSING), id="nobody knows"),
-        pytest.param(
-            at_zero(3), {"budget_replicas": 0}, (0, Reason.BUDGET_EXHAUSTED), id="no budget"
-        ),
         pytest.param(at_zero(3, room=0), {}, (0, Reason.CAPACITY_UNAVAILABLE), id="no room"),
         pytest.param(
             at_zero(0), {"min_replicas": 2}, (2, Reason.BOUNDS_CHANGED), id="a schedule begins"

@@ -265,8 +265,6 @@ def test_no_samples_are_no_bad_measurement() -> None:
     [
         ({"min_replicas": 3}, 2, (3, Reason.BOUNDS_CHANGED)),
         ({"max_replicas": 4}, 6, (4, Reason.BOUNDS_CHANGED)),
-        ({"budget_replicas": 4}, 6, (4, Reason.BUDGET_RECLAIMED)),
-        ({"budget_replicas": 0, "min_replicas": 2}, 3, (2, Reason.BUDGET_RECLAIMED)),
     ],
 )
 def test_bounds_are_followed_at_once_whatever_the_measurements(
@@ -274,13 +272,6 @@ def test_bounds_are_followed_at_once_whatever_the_measurements(
 ) -> None:
     assert first(observed(replicas), **policy) == result
     assert first(observed(replicas, problem=SignalProblem.UNREACHABLE), **policy) == result
-
-
-def test_a_budget_stops_growth() -> None:
-    load = observed(2, arrival_rate=50.0)
-
-    assert first(load, budget_replicas=2) == (2, Reason.BUDGET_EXHAUSTED)
-    assert first(load, budget_replicas=4) == (4, Reason.PREDICTED_OVERLOAD)
 
 
 def test_fewer_replicas_only_after_all_of_the_window() -> None:

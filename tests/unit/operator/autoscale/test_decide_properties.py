@@ -24,12 +24,6 @@ NUMBERS: Final = st.one_of(
     st.floats(0, 1e6, allow_subnormal=False), st.sampled_from([float("nan"), float("inf"), -1.0])
 )
 GOOD: Final = st.floats(0, 100, allow_subnormal=False)
-BOUND_REASONS: Final = frozenset(
-    {
-        DecisionReason.BOUNDS_CHANGED,
-        DecisionReason.BUDGET_RECLAIMED,
-    }
-)
 
 
 @st.composite
@@ -38,7 +32,6 @@ def policies(draw: st.DrawFn) -> ScalingPolicy:
     return ScalingPolicy(
         min_replicas=low,
         max_replicas=draw(st.integers(max(low, 1), 12)),
-        budget_replicas=draw(st.none() | st.integers(0, 12)),
         max_step_up=draw(st.integers(1, 6)),
         max_step_down=draw(st.integers(1, 3)),
         up_window_s=draw(st.sampled_from([0.0, 30.0, 60.0])),
@@ -106,15 +99,13 @@ def cases(draw: st.DrawFn, /, **kinds: Any) -> tuple[Observation, ScalingPolicy,
 
 
 @given(cases())
-def test_the_number_is_within_bounds_and_budget(
+def test_the_number_is_within_bounds(
     case: tuple[Observation, ScalingPolicy, History, float],
 ) -> None:
     observation, policy, history, now = case
     desired = decide(observation, policy, history, now).desired
 
     assert policy.min_replicas <= desired <= policy.max_replicas
-    if policy.budget_replicas is not None:
-        assert desired <= max(policy.budget_replicas, policy.min_replicas)
 
 
 @given(cases())
@@ -132,7 +123,7 @@ def test_bad_data_holds(case: tuple[Observation, ScalingPolicy, History, float])
     observation, policy, history, now = case
     if observation.find_problem(policy.max_age_s) is None:
         return
-    bounded = min(max(observation.desired, policy.min_replicas), policy.highest)
+    bounded = min(max(observation.desired, policy.min_replicas), policy.max_replicas)
 
     assert decide(observation, policy, history, now).desired == bounded
 
@@ -200,7 +191,7 @@ def test_nothing_is_removed_without_all_of_the_window(
 
 @given(st.data())
 def test_no_replica_is_removed_within_the_window_after_one_was_added(data: st.DataObject) -> None:
-    policy = replace(data.draw(policies()), budget_replicas=None)
+    policy = data.draw(policies())
     desired, history, now = policy.min_replicas or 1, History(), 0.0
     changes = []
     for load in data.draw(st.lists(st.sampled_from([0.0, 5.0, 20.0, 60.0]), max_size=8)):
@@ -208,7 +199,7 @@ def test_no_replica_is_removed_within_the_window_after_one_was_added(data: st.Da
             observation = steady(desired, load)
             decision = decide(observation, policy, history, now)
             history = history.append(now, observation, decision)
-            if decision.desired != desired and decision.reason not in BOUND_REASONS:
+            if decision.desired != desired and decision.reason is not DecisionReason.BOUNDS_CHANGED:
                 changes.append((now, decision.desired - desired))
             desired, now = decision.desired, now + PERIOD_S
 

@@ -21,7 +21,6 @@ def bad_scaling() -> Iterator[Bad]:
         f"{SCALING}.replicas",
         "replicas 0 is below minReplicas 1; set minReplicas: 0, which allows a service without",
     )
-    yield wrong_value(f"{SCALING}.priority", -1, "greater than or equal to 0", "0 to 1000")
     yield Bad(
         "a maximum below the minimum",
         {f"{SCALING}.minReplicas": 3, f"{SCALING}.maxReplicas": 2},

@@ -149,7 +149,6 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         "spec.scaling": {
             "mode": "Auto",
             "maxReplicas": 8,
-            "priority": 1000,
             "behavior": {"scaleUp": {"maxStep": 1}, "scaleDown": {"maxStep": 2}},
             "schedule": [
                 {"start": "0 8 * * MON-FRI", "duration": "10h", "minReplicas": 4},
