@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ _TIMEOUT_S: Final = 600.0
 _MS: Final = 1e3
 
 _Events = AsyncGenerator[None, None]
+_Work = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class _Session:
 
     async def run(self) -> dict[str, Gaps]:
         """Measure alone and beside the call in turns, behind one of each that warms up."""
-        kinds: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
+        kinds: dict[str, _Work] = {
             "alone": lambda _: asyncio.sleep(_ALONE_S),
             "beside the call": self._call,
         }
@@ -97,15 +98,13 @@ class _Session:
                         rounds[name].append(gaps)
         return {name: _middle(gaps) for name, gaps in rounds.items()}
 
-    async def _gaps(
-        self, client: httpx.AsyncClient, work: Callable[[httpx.AsyncClient], Awaitable[None]]
-    ) -> Gaps:
+    async def _gaps(self, client: httpx.AsyncClient, work: _Work) -> Gaps:
         """Stream while `work` is done; an answer that ends before it is followed by another."""
         async with aclosing(self._stream(client)) as warming:
             for _ in range(_WARM_EVENTS):
                 await anext(warming, None)
             began_s = time.perf_counter()
-            beside = asyncio.ensure_future(_awaited(work(client)))
+            beside = asyncio.create_task(work(client))
             gaps_s = await _gaps_until(beside, warming)
         while not beside.done():
             async with aclosing(self._stream(client)) as stream:
@@ -134,10 +133,6 @@ class _Session:
 
     def _body(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, "temperature": 0.0, **body}
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
 
 
 async def _check(answer: httpx.Response) -> None:
