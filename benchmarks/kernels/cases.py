@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from tandem_engine.model.config import DecoderConfig
 from tandem_engine.quantization.int8 import Int8Weight
 
 EPS = 1e-6
+_ITEMSIZE: Final = torch.bfloat16.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +26,19 @@ class Case:
 
     kernel: str
     shape: str
-    make: Callable[[Kernels], Work]
-    """The work, on kernels of either kind; tensors are made here."""
+    prepare: Callable[[Kernels], Work]
+    """Makes tensors, and gives the work on them; see `make`."""
     num_bytes: int
     """Bytes that it must read and write at least."""
     operations: int = 0
     """Of its products; a multiplication counts 2."""
     in_a_row: int = 1
     """Calls in a turn (`Stopwatch.alternate`)."""
+
+    def make(self, kernels: Kernels) -> Work:
+        """Return the work, on tensors of its own with the same numbers for kernels of each kind."""
+        torch.manual_seed(0)
+        return self.prepare(kernels)
 
 
 def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:
@@ -46,13 +53,17 @@ def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:
 
 
 def _norm(config: DecoderConfig, batch: Batch) -> Case:
-    x, residual = random_tensor(2, batch.num_tokens, config.hidden_size).unbind()
-    weight = random_tensor(config.hidden_size)
-
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
+        x, residual = random_tensor(2, batch.num_tokens, config.hidden_size).unbind()
+        weight = random_tensor(config.hidden_size)
         return lambda: kernels.add_rms_norm(x, residual, weight, EPS)
 
-    return Case(kernel="add, norm", shape=batch.name, make=make, num_bytes=4 * x.nbytes)
+    return Case(
+        kernel="add, norm",
+        shape=batch.name,
+        prepare=prepare,
+        num_bytes=4 * batch.num_tokens * config.hidden_size * _ITEMSIZE,
+    )
 
 
 def _of_cache(kernel: str, kv_dtype: torch.dtype) -> str:
@@ -60,21 +71,21 @@ def _of_cache(kernel: str, kv_dtype: torch.dtype) -> str:
 
 
 def _prepare(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case:
-    metadata, rope = batch.layout(), make_rope(config).table
-    cache = make_cache(config, batch, kv_dtype)
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    qkv = random_tensor(batch.num_tokens, width)
-    norms = HeadNorms(random_tensor(config.head_dim), random_tensor(config.head_dim), EPS)
 
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
+        metadata, rope = batch.layout(), make_rope(config).table
+        cache = make_cache(config, batch, kv_dtype)
+        qkv = random_tensor(batch.num_tokens, width)
+        norms = HeadNorms(random_tensor(config.head_dim), random_tensor(config.head_dim), EPS)
         return lambda: kernels.prepare_attention(qkv, rope, *cache[0], metadata, norms=norms)
 
-    q_bytes = batch.num_tokens * config.num_heads * config.head_dim * qkv.itemsize
+    written = config.num_heads * config.head_dim
     return Case(
         kernel=_of_cache("q/k norm, rotary, cache", kv_dtype),
         shape=batch.name,
-        make=make,
-        num_bytes=qkv.nbytes + q_bytes + batch.num_tokens * _kv_bytes(config, kv_dtype),
+        prepare=prepare,
+        num_bytes=batch.num_tokens * ((width + written) * _ITEMSIZE + _kv_bytes(config, kv_dtype)),
     )
 
 
@@ -84,30 +95,34 @@ def _kv_bytes(config: DecoderConfig, kv_dtype: torch.dtype) -> int:
 
 
 def _attention(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case:
-    metadata, cache = batch.layout(), make_cache(config, batch, kv_dtype)
-    q = random_tensor(batch.num_tokens, config.num_heads, config.head_dim) * 50
-
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
+        metadata, cache = batch.layout(), make_cache(config, batch, kv_dtype)
+        q = random_tensor(batch.num_tokens, config.num_heads, config.head_dim) * 50
         scale = config.head_dim**-0.5
         return lambda: kernels.paged_attention(q, *cache[0], metadata, scale)
 
     kv_bytes = batch.num_keys * _kv_bytes(config, kv_dtype)
+    q_bytes = batch.num_tokens * config.num_heads * config.head_dim * _ITEMSIZE
     return Case(
         kernel=_of_cache("attention", kv_dtype),
         shape=batch.name,
-        make=make,
-        num_bytes=kv_bytes + 2 * q.nbytes,
+        prepare=prepare,
+        num_bytes=kv_bytes + 2 * q_bytes,
         operations=4 * batch.num_scores * config.num_heads * config.head_dim,
     )
 
 
 def _silu(config: DecoderConfig, batch: Batch) -> Case:
-    gate_up = random_tensor(batch.num_tokens, 2 * config.intermediate_size)
-
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
+        gate_up = random_tensor(batch.num_tokens, 2 * config.intermediate_size)
         return lambda: kernels.silu_mul(gate_up)
 
-    return Case(kernel="silu * mul", shape=batch.name, make=make, num_bytes=gate_up.nbytes * 3 // 2)
+    return Case(
+        kernel="silu * mul",
+        shape=batch.name,
+        prepare=prepare,
+        num_bytes=3 * batch.num_tokens * config.intermediate_size * _ITEMSIZE,
+    )
 
 
 def _linears(config: DecoderConfig, batch: Batch) -> Iterator[Case]:
@@ -124,39 +139,37 @@ def _in_turns(kernels: Kernels, x: Tensor, weights: Sequence[PackedLinear]) -> W
 
 
 def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
-    x = random_tensor(batch.num_tokens, inputs)
-    weights = [random_tensor(outputs, inputs) for _ in range(_copies(inputs * outputs))]
-
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
+        x = random_tensor(batch.num_tokens, inputs)
+        weights = [random_tensor(outputs, inputs) for _ in range(_copies(inputs * outputs))]
         return _in_turns(kernels, x, [pack(kernels, weight) for weight in weights])
 
     return Case(
         kernel=f"linear {inputs} to {outputs}",
         shape=f"{batch.num_tokens} rows",
-        make=make,
-        num_bytes=x.itemsize * (inputs * outputs + batch.num_tokens * (inputs + outputs)),
+        prepare=prepare,
+        num_bytes=_ITEMSIZE * (inputs * outputs + batch.num_tokens * (inputs + outputs)),
         operations=2 * batch.num_tokens * inputs * outputs,
     )
 
 
 def _linear_int8(batch: Batch, inputs: int, outputs: int) -> Case:
     """W8A8, with the quantising of what comes in."""
-    x = random_tensor(batch.num_tokens, inputs)
-    values = [
-        torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
-        for _ in range(_copies(inputs * outputs, torch.int8))
-    ]
-    scales = torch.full((outputs,), 1e-4)
 
-    def make(kernels: Kernels) -> Work:
-        weights = [Int8Weight(one, scales, None) for one in values]
-        return _in_turns(kernels, x, [pack_int8(kernels, weight) for weight in weights])
+    def prepare(kernels: Kernels) -> Work:
+        x, scales = random_tensor(batch.num_tokens, inputs), torch.full((outputs,), 1e-4)
+        values = [
+            torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+            for _ in range(_copies(inputs * outputs, torch.int8))
+        ]
+        weights = [pack_int8(kernels, Int8Weight(each, scales, None)) for each in values]
+        return _in_turns(kernels, x, weights)
 
     return Case(
         kernel=f"linear {inputs} to {outputs}, W8A8",
         shape=f"{batch.num_tokens} rows",
-        make=make,
-        num_bytes=inputs * outputs + x.itemsize * batch.num_tokens * (inputs + outputs),
+        prepare=prepare,
+        num_bytes=inputs * outputs + _ITEMSIZE * batch.num_tokens * (inputs + outputs),
         operations=2 * batch.num_tokens * inputs * outputs,
     )
 

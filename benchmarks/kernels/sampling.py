@@ -18,8 +18,6 @@ from tandem_engine.sampling.sampler import Sampler
 VOCAB_SIZE: Final = 151_936
 """Qwen3's."""
 NUM_ROWS: Final = 16
-SAMPLE: Final = "sample"
-"""Begin of the names of all these cases."""
 _SPREAD: Final = 3.0
 """Standard deviation of the logits: the top token then has about a tenth of the mass."""
 _IN_A_ROW: Final = 10
@@ -69,15 +67,15 @@ def _ways(vocab_size: int) -> Mapping[str, SamplingParams]:
 def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
     num_rows, vocab_size = logits.shape
 
-    def make(kernels: Kernels) -> Work:
+    def prepare(kernels: Kernels) -> Work:
         rows = [_row(at, one, vocab_size) for at, one in enumerate(params)]
         sampler = Sampler(kernels.row_sampler())
         return lambda: sampler.sample_step(logits, rows)
 
     return Case(
-        kernel=f"{SAMPLE}, {name}",
+        kernel=f"sample, {name}",
         shape=f"{num_rows} x {vocab_size}",
-        make=make,
+        prepare=prepare,
         num_bytes=logits.nbytes,
         in_a_row=_IN_A_ROW,
     )

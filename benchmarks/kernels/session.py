@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.kernels.cases import Case, cases_of
 from benchmarks.kernels.measure import Limits, Stopwatch, measure_limits
 from benchmarks.kernels.report import CaseTimes, kernel_table, show, step_table, write_json
-from benchmarks.kernels.sampling import NUM_ROWS, SAMPLE, VOCAB_SIZE, sampling_cases
+from benchmarks.kernels.sampling import NUM_ROWS, VOCAB_SIZE, sampling_cases
 from benchmarks.kernels.shapes import MODELS, Batch
 from benchmarks.kernels.steps import StepTimes, measure_steps
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
@@ -114,9 +114,7 @@ class Session:
         return results
 
     def _cases(self) -> Iterator[tuple[str, Case]]:
-        # The data of the models' kernels takes minutes to make.
-        is_of_sampling = self._settings.only.startswith(SAMPLE)
-        for model in () if is_of_sampling else self._settings.models:
+        for model in self._settings.models:
             for case in cases_of(MODELS[model], KERNEL_BATCHES):
                 yield model, case
         for case in sampling_cases(*SAMPLED):

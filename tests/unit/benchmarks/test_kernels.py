@@ -92,7 +92,7 @@ def step(batch: Batch = DECODE, *, reference: float | None = 0.3) -> StepTimes:
 
 def case(**overrides: object) -> Case:
     settings = {"num_bytes": 500_000, "operations": 10_000_000} | overrides
-    return Case(kernel="k", shape="s", make=lambda _: lambda: None, **settings)  # type: ignore[arg-type]
+    return Case(kernel="k", shape="s", prepare=lambda _: lambda: None, **settings)  # type: ignore[arg-type]
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────
@@ -141,8 +141,7 @@ def test_every_kernel_runs_on_both_kinds_and_says_the_same() -> None:
 
     for one in cases_of(TINY, [DECODE, PROMPT]):
         with torch.inference_mode():
-            expected = one.make(reference)()  # before the native one, which may write into Q
-            got = one.make(native)()
+            expected, got = one.make(reference)(), one.make(native)()
         seen.append(one.kernel)
         for ours, theirs in zip(tensors(got), tensors(expected), strict=True):
             torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
