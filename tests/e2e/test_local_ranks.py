@@ -92,10 +92,15 @@ def answer(service: Service, conversation: Any) -> str:
 
 @dataclass
 class Stream:
-    """A long answer that arrives."""
+    """Long answers that arrive, one after the other."""
 
     begun: threading.Event = field(default_factory=threading.Event)
     error: str = ""
+
+    def keep_reading(self, service: Service, is_enough: threading.Event) -> None:
+        """Read until an answer fails, or there are enough: until then one is being written."""
+        while not (self.error or is_enough.is_set()):
+            self.read(service)
 
     def read(self, service: Service) -> None:
         body = {
@@ -118,13 +123,16 @@ class Stream:
 
 @contextmanager
 def long_answers(service: Service) -> Iterator[list[Stream]]:
-    """Streams, of which each replica gives some; all have begun, and at the end they are read."""
-    streams = [Stream() for _ in range(NUM_STREAMS)]
+    """Streams, of which each replica gives some, through the whole block, however long it takes."""
+    streams, is_enough = [Stream() for _ in range(NUM_STREAMS)], threading.Event()
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        ends = [pool.submit(one.read, service) for one in streams]
-        for one in streams:
-            assert one.begun.wait(HANG_S)
-        yield streams
+        ends = [pool.submit(one.keep_reading, service, is_enough) for one in streams]
+        try:
+            for one in streams:
+                assert one.begun.wait(HANG_S)
+            yield streams
+        finally:
+            is_enough.set()
         for end in ends:
             end.result()
 

@@ -96,17 +96,19 @@ async def loses_a_rank(
     service: DeployedService, cluster: Cluster, client: AsyncOpenAI, times: Times
 ) -> None:
     """One of two groups ends; the streams of the other one go on to their end."""
-    begun, killed = [asyncio.Event() for _ in range(NUM_STREAMS)], asyncio.Event()
+    begun, is_enough = [asyncio.Event() for _ in range(NUM_STREAMS)], asyncio.Event()
     before = ranks_of(service, cluster)
     victim = min(before)
     async with asyncio.TaskGroup() as group:
-        streams = [group.create_task(keep_streaming(client, one, killed)) for one in begun]
+        streams = [group.create_task(keep_streaming(client, one, is_enough)) for one in begun]
         async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(one.wait() for one in begun))
+        # A rank that is stopped holds the streams of its group open, so that however late it is
+        # killed, it is killed in some.
+        await in_thread(lambda: signal_rank(cluster, victim, "STOP"))
         await in_thread(lambda: wait_for(lambda: all_compute(service), "each group has a stream"))
-        killed.set()
-        done = await asyncio.to_thread(cluster.run, ["kill", "-KILL", victim])
-        assert done.returncode == 0, done.stderr
+        is_enough.set()
+        await in_thread(lambda: signal_rank(cluster, victim, "KILL"))
     failed = [one.result() for one in streams if one.result()]
 
     assert 0 < len(failed) < NUM_STREAMS
@@ -149,12 +151,19 @@ async def is_replaced(service: DeployedService, client: AsyncOpenAI, times: Time
         await more_answers(answers, CONCURRENCY)
 
 
-async def keep_streaming(client: AsyncOpenAI, begun: asyncio.Event, killed: asyncio.Event) -> str:
+def signal_rank(cluster: Cluster, process: str, signal: str) -> None:
+    done = cluster.run(["kill", f"-{signal}", process])
+    assert done.returncode == 0, done.stderr
+
+
+async def keep_streaming(
+    client: AsyncOpenAI, begun: asyncio.Event, is_enough: asyncio.Event
+) -> str:
     """Read long answers, one after the other, so that one is being written when a rank dies.
 
     Returns the message with which one failed, or nothing.
     """
-    while not killed.is_set():
+    while not is_enough.is_set():
         if message := await stream(client, begun):
             return message
     return ""
