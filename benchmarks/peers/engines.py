@@ -97,7 +97,8 @@ def runner_environment(
     for name in ("PYTHONHOME", "VIRTUAL_ENV"):
         chosen.pop(name, None)
     chosen |= {
-        "PYTHONPATH": str(ROOT),
+        # The engine of this checkout, whichever checkout the virtual environment was made for.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "engine")]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(len(cores)),
         "MKL_NUM_THREADS": str(len(cores)),

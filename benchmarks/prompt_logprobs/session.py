@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.serving.errors import WrongUsage
+from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import write_figures
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.engine_client import OutputStream
@@ -148,7 +148,11 @@ class _Bench:
 
     async def run(self, num_top: int | None) -> _Run:
         """A prompt alone, then another one beside a stream."""
-        reset_peak()
+        if not reset_peak():
+            raise BenchmarkError(
+                "The kernel does not let the peak of memory be reset (/proc/self/clear_refs), so "
+                "there is no peak of one prompt; run it outside of the sandbox that forbids it."
+            )
         before, begun, cpu = resident_memory(), time.monotonic(), time.process_time()
         await self._prompt(num_top)
         wall_s, cpu_s = time.monotonic() - begun, time.process_time() - cpu
