@@ -100,7 +100,7 @@ def _most(runs: Sequence[FleetRun]) -> float:
 
 def _reason(runs: Sequence[FleetRun]) -> str:
     """Return what was told most often: of single replicas, else of what is not to be trusted."""
-    decisions = [told for run in runs for told in run.told]
+    decisions = [explained for run in runs for explained in run.explained]
     remarks = Counter(each.remarks.text for each in decisions if each.remarks.text)
     doubts = Counter(each.message for each in decisions if each.is_metrics_problem)
     refusals = Counter(

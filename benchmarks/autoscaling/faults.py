@@ -20,7 +20,7 @@ from tandem_operator.autoscale.history import History
 from tandem_operator.autoscale.observation import SignalProblem
 from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.agreement import Doubt
-from tandem_operator.autoscaler.document import Told
+from tandem_operator.autoscaler.document import ExplainedDecision
 from tandem_operator.autoscaler.measure import Measured, Replica, Targets, measure, unmeasured
 from tandem_operator.autoscaler.policies import CREDIT
 from tandem_operator.autoscaler.signals import PodSample, Signals
@@ -165,13 +165,13 @@ class MeasuringController:
         self._history = History().with_cold_start(cold_start_s)
         self._window_s = window_s
         self._busy: dict[int, list[tuple[float, float, float]]] = {}
-        self.told: list[Told] = []
-        """The decisions, with what is told about each."""
+        self.explained: list[ExplainedDecision] = []
+        """The decisions, explained."""
 
     @property
     def last(self) -> Decision | None:
         """The newest decision."""
-        return self.told[-1].decision if self.told else None
+        return self.explained[-1].decision if self.explained else None
 
     def desired(self, observation: FleetObservation, now: float) -> int:
         """Return the number of replicas at `now`, in seconds."""
@@ -179,8 +179,8 @@ class MeasuringController:
         seen = measured.observation
         decision = decide(seen, self._policy, self._history, now)
         self._history = self._history.append(now, seen, decision)
-        self.told.append(
-            Told(
+        self.explained.append(
+            ExplainedDecision(
                 decision=decision,
                 observation=seen,
                 note=measured.note,

@@ -29,7 +29,7 @@ from tandem_engine.simulate.performance_curve import PerformanceCurve
 from tandem_engine.simulate.predictions import FlowPredictor
 from tandem_engine.simulate.workload import Arrival, Shape
 from tandem_operator.autoscale.policy import ScalingPolicy
-from tandem_operator.autoscaler.document import Told
+from tandem_operator.autoscaler.document import ExplainedDecision
 from tandem_operator.autoscaler.measure import Targets
 
 _MOST_SCHEDULERS: Final = 8
@@ -91,8 +91,8 @@ class FleetRun:
     """Seconds that the simulation took."""
     ttft_target_s: float
     result: FleetResult
-    told: Sequence[Told] = ()
-    """Under a fault the decisions, with what is told about each."""
+    explained: Sequence[ExplainedDecision] = ()
+    """Under a fault the decisions, explained."""
 
 
 def run_tasks(
@@ -158,7 +158,7 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
         wall_s=time.perf_counter() - begun,
         ttft_target_s=ttft.target_s,
         result=result,
-        told=controller.told if isinstance(controller, MeasuringController) else (),
+        explained=controller.explained if isinstance(controller, MeasuringController) else (),
     )
 
 

@@ -120,8 +120,8 @@ def build_engine(
         requested = config.schedule
         in_use = in_force(requested, limits, config.slo)
         config = config.model_copy(update={"schedule": in_use})
-        for one in consequences(in_use, config.slo, max_seq_len=limits.max_seq_len):
-            report(one.text)
+        for consequence in consequences(in_use, config.slo, max_seq_len=limits.max_seq_len):
+            report(consequence.text)
         words = capacity.in_words(
             *(rank.layout for rank in ranks),
             num_dp=shape.dp,
@@ -333,9 +333,11 @@ def _sizes(
         costs = [first + draft.cost, *others]
     return [
         RankSizes(
-            memory=share_of_rank(config, rank, **one.memory._asdict()), layout=one.layout, cost=cost
+            memory=share_of_rank(config, rank, **rank_sizes.memory._asdict()),
+            layout=rank_sizes.layout,
+            cost=cost,
         )
-        for rank, (one, cost) in enumerate(zip(loaded, costs, strict=True))
+        for rank, (rank_sizes, cost) in enumerate(zip(loaded, costs, strict=True))
     ]
 
 

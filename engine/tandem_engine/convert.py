@@ -87,10 +87,10 @@ def quantize_checkpoint(
     """
     _refuse_target(source, target)
     config = read_decoder_config(source)
-    found = read_scheme(source)
-    if found.is_quantized:
+    scheme = read_scheme(source)
+    if scheme.is_quantized:
         raise CheckpointError(
-            f"{source} is {found.format} already; name the checkpoint in float that it was made of"
+            f"{source} is {scheme.format} already; name the checkpoint in float that it was made of"
         )
     with Checkpoint.open(source) as checkpoint:
         job = _Job(checkpoint, config, output_format=output_format, head=head)
@@ -222,7 +222,7 @@ def _refuse_target(source: Path, target: Path) -> None:
 
 
 def _refuse_small_disk(target: Path, needed: int) -> None:
-    parent = next(one for one in target.absolute().parents if one.is_dir())
+    parent = next(parent for parent in target.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise CheckpointError(

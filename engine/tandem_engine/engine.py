@@ -227,8 +227,8 @@ class Engine:
         if limits.draft or not limits:
             return bool(limits)
         num_in_flight = len(self._launched)
-        found = self._runner.propose(DraftLimits(ngram=limits.ngram)).drafts
-        return any(len(draft.token_ids) > num_in_flight for draft in found.values())
+        drafts = self._runner.propose(DraftLimits(ngram=limits.ngram)).drafts
+        return any(len(draft.token_ids) > num_in_flight for draft in drafts.values())
 
     def _submit(self, step: Step) -> StepHandle:
         try:

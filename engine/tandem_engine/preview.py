@@ -159,9 +159,9 @@ def _unpacked_reason(
     # Ranks that share a layer have as many inputs of it each.
     plans = (plan_rank(shape, model, rank) for rank in shape.pp_group(0))
     return unpacked_reason(
-        InputWidth(_width_name(one.name), one.inputs, precision.is_in_8_bits(one.name))
+        InputWidth(_width_name(matrix.name), matrix.inputs, precision.is_in_8_bits(matrix.name))
         for plan in plans
-        for one in matrices(plan, model)
+        for matrix in matrices(plan, model)
     )
 
 
@@ -217,11 +217,13 @@ def _by_stage(memories: Iterable[StageMemory]) -> list[StageMemory]:
     gathers the logits of all.
     """
     stages: dict[range, StageMemory] = {}
-    for one in memories:
-        stages[one.layers] = _fuller(stages[one.layers], one) if one.layers in stages else one
+    for memory in memories:
+        stages[memory.layers] = (
+            _fuller(stages[memory.layers], memory) if memory.layers in stages else memory
+        )
     return list(stages.values())
 
 
-def _fuller(one: StageMemory, other: StageMemory) -> StageMemory:
-    fuller = min(one, other, key=lambda memory: memory.kv_tokens)
-    return replace(fuller, ranks=(*one.ranks, *other.ranks))
+def _fuller(stage: StageMemory, other: StageMemory) -> StageMemory:
+    fuller = min(stage, other, key=lambda memory: memory.kv_tokens)
+    return replace(fuller, ranks=(*stage.ranks, *other.ranks))

@@ -450,4 +450,4 @@ def _after(history: int, token: int) -> int:
 def _common(left: list[int], right: list[int]) -> int:
     """Length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
+    return next((at for at, (token, other) in pairs if token != other), min(len(left), len(right)))

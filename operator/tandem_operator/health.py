@@ -100,7 +100,7 @@ class Health:
             is_leader=self.is_leader,
             resync_age_s=now - self._resync.last_end if self._resync else 0.0,
             resync_limit_s=self._resync.overdue_after_s if self._resync else 0.0,
-            watches_behind_s={one.name: one.lag.behind_s(now) for one in self._watches},
+            watches_behind_s={watch.name: watch.lag.behind_s(now) for watch in self._watches},
         )
 
     def application(self) -> web.Application:
@@ -149,11 +149,11 @@ class Health:
                 for namespace, error in (resync.failures if resync else {}).items()
             },
             "watches": {
-                one.name: {
-                    "lastEventSeconds": _age(one.last_event, now),
-                    "behindSeconds": round(one.lag.behind_s(now), 1),
+                watch.name: {
+                    "lastEventSeconds": _age(watch.last_event, now),
+                    "behindSeconds": round(watch.lag.behind_s(now), 1),
                 }
-                for one in self._watches
+                for watch in self._watches
             },
         }
 

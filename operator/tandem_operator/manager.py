@@ -213,7 +213,7 @@ class Manager:
         stopped = asyncio.create_task(signals.wait())
         workers = asyncio.create_task(self.workers.run())
         renewing = asyncio.create_task(elector.renew())
-        background = {asyncio.create_task(one) for one in self._background()}
+        background = {asyncio.create_task(coroutine) for coroutine in self._background()}
         parts = {workers, renewing, *background}
         await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = _exit_code(parts)
@@ -235,7 +235,7 @@ class Manager:
 
 def _needed(settings: OperatorSettings) -> Iterable[Watched]:
     has_rules = settings.prometheus_rule.enabled is not False
-    return (one for one in WATCHED if has_rules or one.kind != PROMETHEUS_RULE)
+    return (kind for kind in WATCHED if has_rules or kind.kind != PROMETHEUS_RULE)
 
 
 def _autoscaler(

@@ -126,8 +126,8 @@ class AutoscalerMetrics:
         """Drop all series of a service that is gone."""
         self.end_decisions(key)
         self.set_refused(key, None)
-        for one in (self.desired, self.ready):
-            one.remove(key.namespace, key.name)
+        for gauge in (self.desired, self.ready):
+            gauge.remove(key.namespace, key.name)
 
 
 class Metrics:

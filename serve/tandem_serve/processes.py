@@ -78,17 +78,21 @@ def descendants(root: int) -> list[Process]:
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
-    found, parents = [], [root]
+    below, parents = [], [root]
     while parents:
         offspring = children.get(parents.pop(), [])
-        found += offspring
+        below += offspring
         parents += [process.pid for process in offspring]
-    return found
+    return below
 
 
 def session_members(session: int) -> list[Process]:
     """Processes of a session that are not zombies."""
-    return [one for one in all_processes() if one.session == session and not one.is_zombie]
+    return [
+        process
+        for process in all_processes()
+        if process.session == session and not process.is_zombie
+    ]
 
 
 def is_alive(pid: int, started: int) -> bool:

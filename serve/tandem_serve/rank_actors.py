@@ -221,9 +221,9 @@ class _RankActor:
 
     def _await(self, use: str, deadline: float) -> tuple[Connection, int]:
         while time.monotonic() < deadline:
-            found = self._listener.accept(self.rank, use, _CHECK_ACTOR_EVERY_S)
-            if found is not None:
-                return found
+            connection = self._listener.accept(self.rank, use, _CHECK_ACTOR_EVERY_S)
+            if connection is not None:
+                return connection
             self._check_actor()
         raise RankStartError(
             f"Ray has not started rank {self.rank} in time; see whether its placement group has "
@@ -292,8 +292,8 @@ def _hello(connection: Connection) -> Sequence[str]:
 def _peer_of(connected: socket.socket) -> tuple[int, int]:
     """Process and user at the other end."""
     fields = struct.Struct("3i")
-    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, fields.size)
-    pid, user, _ = fields.unpack(found)
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, fields.size)
+    pid, user, _ = fields.unpack(credentials)
     return pid, user
 
 

@@ -153,7 +153,7 @@ def startup_line(logs: Path, name: str, replica_id: str) -> str | None:
 
 
 def _progress(state: ServiceState, name: str, logs: Path) -> str:
-    starting = [one for one in state.replicas if one.state == "STARTING"]
+    starting = [replica for replica in state.replicas if replica.state == "STARTING"]
     for replica in starting:
         line = startup_line(logs, name, replica.replica_id)
         if line:

@@ -231,8 +231,8 @@ class FakeEngine:
         self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
     ) -> Sequence[StepExplanation]:
         """The newest of `kept_steps`."""
-        found = [one for one in self.kept_steps if one.number >= since][-limit:]
-        return found if with_decodes else [_without_decodes(one) for one in found]
+        steps = [step for step in self.kept_steps if step.number >= since][-limit:]
+        return steps if with_decodes else [_without_decodes(step) for step in steps]
 
     async def timeline(self, num_steps: int, *, within_s: float) -> Timeline:
         """The first steps of `shown_timeline`, once `may_record` is set.

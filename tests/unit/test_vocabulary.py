@@ -23,6 +23,8 @@ SHIPPED: Final = ("engine", "serve", "operator")
 OTHERS: Final = ("tests", "benchmarks", "tools")
 NATIVE_COMMENT: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 QUESTIONS: Final = ("what", "whether", "who", "whoever", "whom", "whose")
+PRONOUNS: Final = frozenset({"one", "found", "told"})
+"""Names that stand for anything: an isvc, a pod, a row say more."""
 MAX_QUESTIONS: Final = 0.01
 """Share of the docstrings that may open with one of them."""
 SECTION: Final = re.compile(r"^(?:Args|Attributes|Raises):\n(?: +.*\n?|\n)+", re.MULTILINE)
@@ -193,6 +195,12 @@ def test_plain_words_and_longer_names_are_not(name: str, word: str) -> None:
 @pytest.mark.parametrize("word", retired("name"))
 def test_no_name_is_a_retired_one(word: str) -> None:
     assert not [f"{one.path}: {one.text}" for one in names() if is_of(one.text, word)]
+
+
+def test_names_of_what_is_shipped_say_what_they_hold() -> None:
+    assert not [
+        f"{source.path}: {name}" for source in modules(*SHIPPED) for name in PRONOUNS & source.names
+    ]
 
 
 @pytest.mark.parametrize("word", retired("name"))

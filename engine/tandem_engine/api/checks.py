@@ -223,7 +223,7 @@ class Check:
         if not self.refused.evaluate(model):
             return None
         return _PLACEHOLDER.sub(
-            lambda found: _as_yaml(self._value(found[1]).evaluate(model)), self.problem
+            lambda match: _as_yaml(self._value(match[1]).evaluate(model)), self.problem
         )
 
     def template(self) -> tuple[str, list[Expression]]:

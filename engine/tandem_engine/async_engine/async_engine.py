@@ -122,8 +122,8 @@ class AsyncEngine:
             )
         schedule = in_force(schedule, self._limits, slo)
         self._warn_of_memory(schedule)
-        for one in consequences(schedule, slo, max_seq_len=self._limits.max_seq_len):
-            _LOG.info("%s", one.text)
+        for consequence in consequences(schedule, slo, max_seq_len=self._limits.max_seq_len):
+            _LOG.info("%s", consequence.text)
         await asyncio.wrap_future(self._loop.reconfigure(schedule, slo))
         self._schedule = schedule
 
@@ -199,7 +199,7 @@ class AsyncEngine:
     def _special_stops(self, sampling: SamplingParams) -> frozenset[int]:
         """Stop strings that are special tokens, which the text may not show."""
         ids = self._codec.special_tokens_of(sampling.stop)
-        return frozenset(one for one in ids if one < self._limits.vocab_size)
+        return frozenset(token_id for token_id in ids if token_id < self._limits.vocab_size)
 
     def _check_blocks(self, request: Request) -> None:
         """Refuse beams that could never run together."""

@@ -154,7 +154,9 @@ class EngineLoop:
         """Seconds for which the oldest request without a step has waited; from any thread."""
         # A copy of a dictionary is one operation: the engine's thread cannot get in between.
         choices = self._choices.copy().values()
-        arrivals = (one.timeline.arrived for one in choices if one.timeline.scheduled is None)
+        arrivals = (
+            choice.timeline.arrived for choice in choices if choice.timeline.scheduled is None
+        )
         oldest = next(arrivals, None)
         return 0.0 if oldest is None else max(0.0, time.perf_counter() - oldest)
 
@@ -298,7 +300,9 @@ class EngineLoop:
 
     def _observe(self, progress: Progress) -> None:
         record = progress.record
-        self._metrics.step(record, num_sampled=sum(len(one.tokens) for one in progress.advances))
+        self._metrics.step(
+            record, num_sampled=sum(len(advance.tokens) for advance in progress.advances)
+        )
         if record is None:
             return
         for sequence_id, num_cached in record.hits.items():
@@ -377,7 +381,11 @@ class EngineLoop:
 
     def _failures(self, progress: Progress, now: float) -> list[Delivery]:
         failed = progress.failed.items()
-        return [one for sequence_id, cause in failed for one in self._fail(sequence_id, cause, now)]
+        return [
+            output
+            for sequence_id, cause in failed
+            for output in self._fail(sequence_id, cause, now)
+        ]
 
     def _fail(self, sequence_id: str, cause: str, now: float) -> list[Delivery]:
         choice = self._choices.pop(sequence_id, None)

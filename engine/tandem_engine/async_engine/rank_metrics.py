@@ -23,5 +23,5 @@ def rank_series(
             "rank_memory_bytes",
             "Memory of each rank by what it is for, as shared out when the replica started.",
             ("rank", "part"),
-            {(str(one.rank), part): size for one in ranks for part, size in one.parts()},
+            {(str(rank.rank), part): size for rank in ranks for part, size in rank.parts()},
         )

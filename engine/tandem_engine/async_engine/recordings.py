@@ -56,7 +56,7 @@ class Recordings:
 
     async def _over(self, is_over: asyncio.Event, within_s: float) -> None:
         """Wait until all steps are recorded, time is up, or the engine stops."""
-        waits = [asyncio.create_task(one.wait()) for one in (is_over, self._is_stopped)]
+        waits = [asyncio.create_task(event.wait()) for event in (is_over, self._is_stopped)]
         try:
             await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -278,14 +278,14 @@ def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> Attenti
 
 def _inserted_few(blocks: Int32s, at: Sequence[int], begun: Int32s | Sequence[int]) -> Int32s:
     """Return the same as `_inserted`, piece by piece: faster for a few of them."""
-    found = np.empty(len(blocks) + len(at), dtype=np.int32)
+    inserted = np.empty(len(blocks) + len(at), dtype=np.int32)
     begin = 0
     for number, end in enumerate(at):
-        found[begin + number : end + number] = blocks[begin:end]
-        found[end + number] = begun[number]
+        inserted[begin + number : end + number] = blocks[begin:end]
+        inserted[end + number] = begun[number]
         begin = end
-    found[begin + len(at) :] = blocks[begin:]
-    return found
+    inserted[begin + len(at) :] = blocks[begin:]
+    return inserted
 
 
 def _inserted(blocks: Int32s, at: Int32s, begun: Int32s | Sequence[int]) -> Int32s:
@@ -293,10 +293,10 @@ def _inserted(blocks: Int32s, at: Int32s, begun: Int32s | Sequence[int]) -> Int3
     where = at + np.arange(len(at))
     is_old = np.ones(len(blocks) + len(at), dtype=np.bool_)
     is_old[where] = False
-    found = np.empty(len(is_old), dtype=np.int32)
-    found[where] = begun
-    found[is_old] = blocks
-    return found
+    inserted = np.empty(len(is_old), dtype=np.int32)
+    inserted[where] = begun
+    inserted[is_old] = blocks
+    return inserted
 
 
 def _check(

@@ -86,6 +86,6 @@ class StreamLayout:
     def close(self) -> None:
         """Close each stream."""
         streams = (*self.compute, *self.communication, self.send, self.later)
-        for stream in {id(one): one for one in streams}.values():
+        for stream in {id(stream): stream for stream in streams}.values():
             stream.close()
         self.current.close()

@@ -118,8 +118,8 @@ def fit_together(parts: Sequence[tuple[Requirements, ReplicaMemory, StepCost]]) 
         ConfigError: As `fit`, for the first rank of which it is true.
     """
     fits = [fit(*part) for part in parts]
-    length = min(one.max_seq_len for one in fits)
-    rows = min(one.max_batch_size for one in fits)
+    length = min(fit.max_seq_len for fit in fits)
+    rows = min(fit.max_batch_size for fit in fits)
     return [_fitted(_Sizes(*part), length, rows) for part in parts]
 
 

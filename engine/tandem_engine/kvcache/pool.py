@@ -122,16 +122,16 @@ class CountedBlocks:
         return list(self._empty)
 
     def _check_partition(self, free: list[int], held: Iterable[int]) -> None:
-        found = Counter(chain(free, held))
+        counts = Counter(chain(free, held))
         for block in self._ids:
-            if not found[block]:
+            if not counts[block]:
                 raise AssertionError(f"{self.kind} block {block} is lost; this is a bug.")
-            if found[block] > 1:
+            if counts[block] > 1:
                 state = "free and held at once" if self._holders[block] else "free twice"
                 raise AssertionError(f"{self.kind} block {block} is {state}; this is a bug.")
-        if len(found) != self.num_blocks:
+        if len(counts) != self.num_blocks:
             raise AssertionError(
-                f"{len(found)} {self.kind} blocks stand in a pool of {self.num_blocks}; "
+                f"{len(counts)} {self.kind} blocks stand in a pool of {self.num_blocks}; "
                 f"this is a bug."
             )
 
@@ -251,13 +251,13 @@ class BlockPool(CountedBlocks):
 
         It does not hold them: share() them before the next allocate(), which may evict them.
         """
-        found: list[int] = []
+        hits: list[int] = []
         for key in keys:
             block = self._block_of.get(_index_of(key))
             if block is None or self._key_of(block) != key:
                 break
-            found.append(block)
-        return found
+            hits.append(block)
+        return hits
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """Count the `blocks` without a holder: share() will take so many from `num_free`."""

@@ -115,8 +115,8 @@ def size_ranks(
     Raises:
         ConfigError: A rank has no room for one sequence, or for what the settings say.
     """
-    found = [_capacity(config, rank, fitted) for rank, fitted in zip(ranks, fits, strict=True)]
-    capacity = min(found, key=lambda one: one.num_blocks)
+    capacities = [_capacity(config, rank, fitted) for rank, fitted in zip(ranks, fits, strict=True)]
+    capacity = min(capacities, key=lambda rank: rank.num_blocks)
     return capacity, min(_num_host_blocks(config, rank, capacity) for rank in ranks)
 
 
@@ -137,14 +137,14 @@ def bytes_of_ranks(
     """
     return [
         RankBytes(
-            rank=one.memory.rank,
-            process=one.memory.process,
-            weights=one.memory.weights,
-            kv_cache=num_blocks * one.layout.block_bytes,
-            host_cache=num_host_blocks * one.layout.host_block_bytes,
+            rank=rank.memory.rank,
+            process=rank.memory.process,
+            weights=rank.memory.weights,
+            kv_cache=num_blocks * rank.layout.block_bytes,
+            host_cache=num_host_blocks * rank.layout.host_block_bytes,
             step=fitted.step,
         )
-        for one, fitted in zip(ranks, fits, strict=True)
+        for rank, fitted in zip(ranks, fits, strict=True)
     ]
 
 

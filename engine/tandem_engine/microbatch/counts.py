@@ -52,9 +52,9 @@ class MicroBatchCounts:
         """Return the overlap of the steps that were cut within the last hour; None: of none."""
         first = int(now // _MINUTE_S) - _MINUTES
         # A copy is one operation: the thread that counts cannot get in between.
-        recent = [one for one in self._minutes.copy() if one.number > first]
-        hideable_s = sum(one.hideable_s for one in recent)
-        return sum(one.hidden_s for one in recent) / hideable_s if hideable_s > 0.0 else None
+        recent = [minute for minute in self._minutes.copy() if minute.number > first]
+        hideable_s = sum(minute.hideable_s for minute in recent)
+        return sum(minute.hidden_s for minute in recent) / hideable_s if hideable_s > 0.0 else None
 
     def stats(
         self, now: float, *, gates: Mapping[Phase, GateState], num_kv_blocks: int

@@ -60,8 +60,8 @@ class _Load:
         return None
 
 
-def _is_off(one: float, other: float) -> bool:
-    return max(one, other) > OTHER_LOAD * min(one, other)
+def _is_off(load: float, other: float) -> bool:
+    return max(load, other) > OTHER_LOAD * min(load, other)
 
 
 class _PhaseGate:
@@ -118,12 +118,12 @@ class _PhaseGate:
         count = len(self._window)
         # The error of a mean over few steps is larger than that of one over many.
         doubt = sqrt(WINDOW / count)
-        hidden = fsum(one.hidden_s for one, _ in self._window)
-        hideable = fsum(one.hideable_s for one, _ in self._window)
+        hidden = fsum(step.hidden_s for step, _ in self._window)
+        hideable = fsum(step.hideable_s for step, _ in self._window)
         overlap = hidden / hideable if hideable > 0.0 else 0.0
         if overlap < LEAST_OVERLAP / doubt:
             return f"overlap {overlap:.2f} in the last {count} cut steps"
-        seconds = fsum(one.seconds for one, _ in self._window)
+        seconds = fsum(step.seconds for step, _ in self._window)
         whole = max(fsum(whole for _, whole in self._window), 1e-9)
         if seconds / whole - 1.0 > _FAIR_LOSS * (doubt - 1.0):
             return f"{count} cut steps took {seconds / whole:.2f} of the time of whole ones"

@@ -40,8 +40,8 @@ def part_seconds(rows: StepRows, prices: CutPrices, firsts: Ints, counts: Ints) 
     pairs = counts * (begins + counts / 2.0)
     is_decode = np.arange(rows.num_rows) < rows.num_decode_rows
     attention = np.where(is_decode, prices.context_s * rows.context_lens, prices.pair_s * pairs)
-    found: Seconds = np.where(counts > 0, prices.token_s * counts + attention, 0.0)
-    return found
+    seconds: Seconds = np.where(counts > 0, prices.token_s * counts + attention, 0.0)
+    return seconds
 
 
 def whole_seconds(work: Work, prices: CutPrices) -> float:

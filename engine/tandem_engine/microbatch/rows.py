@@ -61,5 +61,5 @@ def parted_rows(query_lens: Ints, yield_at: Ints) -> Bools:
     ends = np.cumsum(query_lens)
     num_yields = np.searchsorted(yield_at, ends) - np.searchsorted(yield_at, ends - query_lens)
     yields_last = np.isin(ends - 1, yield_at, assume_unique=True)
-    found: Bools = (query_lens > 1) & ((num_yields == 0) | ((num_yields == 1) & yields_last))
-    return found
+    is_parted: Bools = (query_lens > 1) & ((num_yields == 0) | ((num_yields == 1) & yields_last))
+    return is_parted

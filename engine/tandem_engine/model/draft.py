@@ -86,7 +86,7 @@ def _difference(model: dict[int, str], draft: dict[int, str]) -> str | None:
         return None
     if len(model) != len(draft):
         return f"{len(draft)} tokens, not {len(model)}"
-    first = min(one for one in model if model[one] != draft.get(one))
+    first = min(name for name in model if model[name] != draft.get(name))
     return f"its token {first} is {draft.get(first)!r}, not {model[first]!r}"
 
 

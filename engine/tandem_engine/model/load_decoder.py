@@ -118,7 +118,7 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> fro
     )
     parts = list(checkpoint_parts(layout, names))
     check(checkpoint, parts, is_harmless=lambda name: is_harmless(config, layout, name))
-    skipped = (one.skipped for one in layout.linears() if isinstance(one, QuantizedLinear))
+    skipped = (linear.skipped for linear in layout.linears() if isinstance(linear, QuantizedLinear))
     return frozenset(part.name for part in parts).union(*skipped)
 
 
@@ -145,7 +145,7 @@ def _naming(path: Path | str) -> Iterator[None]:
 
 def _describe(scheme: Scheme, parameters: Parameters) -> str | None:
     """The line that the log of the start shows; None: nothing is quantised."""
-    quantized = [one for one in parameters.linears() if isinstance(one, QuantizedLinear)]
+    quantized = [linear for linear in parameters.linears() if isinstance(linear, QuantizedLinear)]
     if not quantized:
         return None
     count = sum(len(linear.names) for linear in quantized)

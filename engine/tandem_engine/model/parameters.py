@@ -42,22 +42,24 @@ class Linear:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the projections in the checkpoint."""
-        return tuple(one.name for one in self.projections)
+        return tuple(projection.name for projection in self.projections)
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
         slices = row_slices(self.projections)
-        for one, rows in zip(self.projections, slices, strict=True):
+        for projection, rows in zip(self.projections, slices, strict=True):
             yield Part(
-                f"{one.name}.weight",
-                one.shape,
+                f"{projection.name}.weight",
+                projection.shape,
                 partial(self.packing.put, rows.start),
-                rows=one.rows,
-                columns=one.columns if one.is_row_parallel else None,
+                rows=projection.rows,
+                columns=projection.columns if projection.is_row_parallel else None,
             )
         if self.bias is not None:
-            for one, rows in zip(self.projections, slices, strict=True):
-                yield Part.copy_rows(f"{one.name}.bias", self.bias[rows], one.rows, one.outputs)
+            for projection, rows in zip(self.projections, slices, strict=True):
+                yield Part.copy_rows(
+                    f"{projection.name}.bias", self.bias[rows], projection.rows, projection.outputs
+                )
 
     def finished(self) -> PackedLinear:
         """The layer as kernels take it, once all parts are filled."""
@@ -230,7 +232,7 @@ class _Allocator:
         padding: int = 0,
     ) -> AnyLinear:
         """In 8 bits where the scheme says so; `is_sum`: one rank alone adds the bias."""
-        kind = common_kind(self._scheme, [one.name for one in projections])
+        kind = common_kind(self._scheme, [projection.name for projection in projections])
         adds_bias = self._plan.adds_bias or not is_sum
         if kind is LinearKind.FLOAT:
             return self._in_float(projections, bias=bias and adds_bias, padding=padding)
@@ -248,7 +250,7 @@ class _Allocator:
     def _in_float(
         self, projections: tuple[Projection, ...], *, bias: bool, padding: int = 0
     ) -> Linear:
-        outputs = sum(len(one.rows) for one in projections) + padding
+        outputs = sum(len(projection.rows) for projection in projections) + padding
         inputs = len(projections[0].columns)
         packing = self._kernels.packing(outputs, inputs, self._dtype, self._device)
         return Linear(projections, packing, self.tensor(outputs) if bias else None, padding)

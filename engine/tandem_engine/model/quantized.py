@@ -59,7 +59,7 @@ class QuantizedLinear:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the projections in the checkpoint."""
-        return tuple(one.name for one in self.projections)
+        return tuple(projection.name for projection in self.projections)
 
     @property
     def inputs(self) -> int:
@@ -74,12 +74,14 @@ class QuantizedLinear:
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
         slices = row_slices(self.projections)
-        for number, (one, rows) in enumerate(zip(self.projections, slices, strict=True)):
-            yield from self._weight_parts(one, rows)
+        for number, (projection, rows) in enumerate(zip(self.projections, slices, strict=True)):
+            yield from self._weight_parts(projection, rows)
             if self.bias is not None:
-                yield Part.copy_rows(f"{one.name}.bias", self.bias[rows], one.rows, one.outputs)
+                yield Part.copy_rows(
+                    f"{projection.name}.bias", self.bias[rows], projection.rows, projection.outputs
+                )
             if self.static is not None:
-                yield from self._static_parts(self.static, one, number, rows)
+                yield from self._static_parts(self.static, projection, number, rows)
 
     def expect_zeros(
         self, name: str, count: int, *, rows: range | None = None, is_column: bool = False
@@ -131,28 +133,33 @@ class QuantizedLinear:
             self.static.sums[first:] = 0
         self.packing.put(first, torch.zeros(count, self.inputs, dtype=torch.int8))
 
-    def _weight_parts(self, one: Projection, rows: slice) -> Iterator[Part]:
-        weight, columns = f"{one.name}.weight", one.columns if one.is_row_parallel else None
+    def _weight_parts(self, projection: Projection, rows: slice) -> Iterator[Part]:
+        weight, columns = (
+            f"{projection.name}.weight",
+            projection.columns if projection.is_row_parallel else None,
+        )
         if self.format is Format.AT_LOAD:
             # Scales of row-parallel weights are of their own columns, which alone are read: what
             # is added up are results in float.
             quantize = partial(self._quantize, rows)
-            yield Part(weight, one.shape, quantize, rows=one.rows, columns=columns)
+            yield Part(weight, projection.shape, quantize, rows=projection.rows, columns=columns)
             return
         if self.static is not None:
             # The rank that adds the bias needs the sums of whole rows.
             read = None if self.adds_bias else columns
             put = partial(self._put_static, rows, columns)
-            yield Part(weight, one.shape, put, _INT8, rows=one.rows, columns=read)
+            yield Part(weight, projection.shape, put, _INT8, rows=projection.rows, columns=read)
             return
         put_rows = partial(self.packing.put, rows.start)
-        yield Part(weight, one.shape, put_rows, _INT8, rows=one.rows, columns=columns)
+        yield Part(weight, projection.shape, put_rows, _INT8, rows=projection.rows, columns=columns)
         take = partial(_fill, self.scales[rows])
-        scale = f"{one.name}.weight_scale"
-        yield Part(scale, (one.outputs,), take, is_column=True, rows=one.rows)
+        scale = f"{projection.name}.weight_scale"
+        yield Part(scale, (projection.outputs,), take, is_column=True, rows=projection.rows)
         if self.format is Format.MODELSLIM:
-            offset = f"{one.name}.weight_offset"
-            yield self.expect_zeros(offset, one.outputs, rows=one.rows, is_column=True)
+            offset = f"{projection.name}.weight_offset"
+            yield self.expect_zeros(
+                offset, projection.outputs, rows=projection.rows, is_column=True
+            )
 
     def _put_static(self, rows: slice, columns: range | None, values: Tensor) -> None:
         if self.static is not None and self.adds_bias:
@@ -167,24 +174,28 @@ class QuantizedLinear:
         self.packing.put(rows.start, values)
 
     def _static_parts(
-        self, static: _StaticTensors, one: Projection, number: int, rows: slice
+        self, static: _StaticTensors, projection: Projection, number: int, rows: slice
     ) -> Iterator[Part]:
-        name, entry = one.name, slice(number, number + 1)
+        name, entry = projection.name, slice(number, number + 1)
         yield Part.copy(f"{name}.input_scale", static.input_scales[entry])
         either = (*FLOATS, *_INT8)
         yield Part.copy(f"{name}.input_offset", static.input_offsets[entry], either)
         if self.adds_bias:
             bias = static.quant_bias[rows]
-            yield Part.copy_rows(f"{name}.quant_bias", bias, one.rows, one.outputs, ("I32",))
+            yield Part.copy_rows(
+                f"{name}.quant_bias", bias, projection.rows, projection.outputs, ("I32",)
+            )
         take = partial(_fill_deq_scale, self.scales[rows])
-        yield Part(f"{name}.deq_scale", (one.outputs,), take, ("F32", "I64"), rows=one.rows)
+        yield Part(
+            f"{name}.deq_scale", (projection.outputs,), take, ("F32", "I64"), rows=projection.rows
+        )
 
     def _shared_input(self, static: _StaticTensors) -> tuple[float, int]:
-        for what, found in (("scale", static.input_scales), ("offset", static.input_offsets)):
-            if not bool((found == found[0]).all()):
+        for what, values in (("scale", static.input_scales), ("offset", static.input_offsets)):
+            if not bool((values == values[0]).all()):
                 raise CheckpointError(
                     f"the tensors {', '.join(f'{name}.input_{what}' for name in self.names)} are "
-                    f"{', '.join(map(str, found.tolist()))}; these layers read the same input and "
+                    f"{', '.join(map(str, values.tolist()))}; these layers read the same input and "
                     "are computed as one, so they must be equal"
                 )
         scale, offset = float(static.input_scales[0]), float(static.input_offsets[0])
@@ -225,7 +236,7 @@ def allocate_quantized(
     kernels: PackingKernels,
 ) -> QuantizedLinear:
     """One that is not yet filled; `kind` is not FLOAT. For the others see `parameters.Linear`."""
-    names = [one.name for one in projections]
+    names = [projection.name for projection in projections]
     inputs = len(projections[0].columns)
     rows = row_slices(projections)[-1].stop + padding
     is_static = kind is LinearKind.STATIC

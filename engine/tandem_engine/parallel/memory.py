@@ -84,7 +84,7 @@ def weight_bytes(plan: RankPlan, model: ModelParts, precision: Precision) -> int
     # Where the two are tied, the head of a rank that has it serves as its embedding.
     has_table = plan.is_first_stage and not (model.tie_word_embeddings and plan.is_last_stage)
     table = len(plan.vocab) * model.hidden_size * precision.float_bytes if has_table else 0
-    linears = sum(_bytes_of(one, precision) for one in matrices(plan, model))
+    linears = sum(_bytes_of(matrix, precision) for matrix in matrices(plan, model))
     return table + linears + _norm_bytes(plan, model)
 
 

@@ -112,13 +112,13 @@ def collective_functions(library: Library | None) -> CollectiveFunctions:
     Raises:
         ConfigError: There is none.
     """
-    found = library or load_library()
-    if found is None:
+    native = library or load_library()
+    if native is None:
         raise ConfigError(
             "There are no native kernels, without which ranks cannot share memory: install g++ 11 "
             "or newer and run `python -m tandem_engine.device.cpu.native.build`."
         )
-    return found.collectives
+    return native.collectives
 
 
 class SharedWorld:
@@ -206,8 +206,8 @@ class SharedWorld:
         """The last calls of a rank of the world, of a dead one, too."""
         records = (RecordedCallArgs * self._functions("world_max_records")(self.handle))()
         count = self._functions("world_records")(self.handle, rank, records)
-        found = sorted(records[:count], key=lambda record: record.order)
-        return RankCalls(rank, tuple(map(self._recorded, found)))
+        calls = sorted(records[:count], key=lambda record: record.order)
+        return RankCalls(rank, tuple(map(self._recorded, calls)))
 
     def _join(self, digest: int, timeout_s: float) -> None:
         outcome = self._functions("world_join")(

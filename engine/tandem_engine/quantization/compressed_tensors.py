@@ -138,16 +138,16 @@ class _Location:
     ) -> None:
         """Refuse a field with another value; an unknown field must be empty."""
         for field, value in expected.items():
-            found = fields.get(field)
-            if found != value or type(found) is not type(value):
-                raise self.refusal(field, found, json.dumps(value))
+            actual = fields.get(field)
+            if actual != value or type(actual) is not type(value):
+                raise self.refusal(field, actual, json.dumps(value))
         for field, value in fields.items():
             is_known = field in expected or field in others or field in _NO_MATTER
             if not is_known and not _is_empty(value):
                 raise self.refusal(field, value, "null")
 
     def texts(self, field: str, value: Any) -> list[str]:
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.refusal(field, value, "a list of names")
         return value
 

@@ -29,7 +29,7 @@ def read_scheme(folder: Path | str) -> Scheme:
         )
     if descriptions:
         if descriptions[1:]:
-            names = ", ".join(one.name for one in descriptions)
+            names = ", ".join(description.name for description in descriptions)
             raise CheckpointError(f"{folder} holds several descriptions, {names}; leave one")
         return read_modelslim(descriptions[0], read_object(descriptions[0]))
     if config is None:
@@ -50,12 +50,12 @@ def resolve_scheme(requested: Quantization, folder: Path | str) -> Scheme:
         CheckpointError: As `read_scheme`.
         ConfigError: It is quantised, but the setting is none.
     """
-    found = read_scheme(folder)
-    if requested == "none" and found.is_quantized:
+    scheme = read_scheme(folder)
+    if requested == "none" and scheme.is_quantized:
         raise ConfigError(
-            f"quantization is none, but {folder} is {found.format}, whose weights are in 8 bits; "
+            f"quantization is none, but {folder} is {scheme.format}, whose weights are in 8 bits; "
             "give auto or w8a8, leave quantization out, or name a checkpoint in float."
         )
-    if requested == "w8a8" and not found.is_quantized:
+    if requested == "w8a8" and not scheme.is_quantized:
         return AT_LOAD_SCHEME
-    return found
+    return scheme

@@ -71,14 +71,14 @@ class DraftModel:
     def propose(self, asked: Mapping[Row, int], num_tokens: int) -> Proposals:
         """See `ModelDrafter`."""
         self._cache.begin_round()
-        found: dict[str, Draft] = {}
+        drafts: dict[str, Draft] = {}
         begun: list[_Drafting] = []
         never: list[str] = []
         busy = {row.sequence_id for row in asked}
         for row, most in asked.items():
             before = self._cache.known_drafts(row.sequence_id, row.num_known)
             if len(before) >= most:
-                found[row.sequence_id] = Draft("draft", before[:most])
+                drafts[row.sequence_id] = Draft("draft", before[:most])
                 continue
             start = self._start_of(row)
             if start is None:
@@ -86,17 +86,19 @@ class DraftModel:
                 never.append(row.sequence_id)
             elif drafting := self._begin(row, most, start, busy):
                 begun.append(drafting)
-        has_caught_up = any(one.num_known - one.start > _FEW + one.most for one in begun)
+        has_caught_up = any(
+            drafting.num_known - drafting.start > _FEW + drafting.most for drafting in begun
+        )
         num_computed, num_passes = self._catch_up(begun, num_tokens), int(bool(begun))
-        ready = [one for one in begun if one.drafts]
-        while rows := [one for one in ready if one.wants_more]:
+        ready = [drafting for drafting in begun if drafting.drafts]
+        while rows := [drafting for drafting in ready if drafting.wants_more]:
             num_computed += self._compute(rows, [1] * len(rows))
             num_passes += 1
-        for one in ready:
-            self._cache.note(one.row.sequence_id, one.num_known, one.drafts)
-            found[one.row.sequence_id] = Draft("draft", one.drafts)
+        for drafting in ready:
+            self._cache.note(drafting.row.sequence_id, drafting.num_known, drafting.drafts)
+            drafts[drafting.row.sequence_id] = Draft("draft", drafting.drafts)
         return Proposals(
-            drafts=found,
+            drafts=drafts,
             num_computed=num_computed,
             num_passes=num_passes,
             has_caught_up=has_caught_up,
@@ -145,10 +147,10 @@ class DraftModel:
         rows, counts = [], []
         left = num_tokens
         # A prompt must not keep the others waiting that need a token or two.
-        for one in sorted(begun, key=lambda one: one.num_known - one.start):
-            count = min(one.num_known - one.start, left)
+        for drafting in sorted(begun, key=lambda drafting: drafting.num_known - drafting.start):
+            count = min(drafting.num_known - drafting.start, left)
             if count:
-                rows.append(one)
+                rows.append(drafting)
                 counts.append(count)
                 left -= count
         return self._compute(rows, counts) if rows else 0
@@ -162,16 +164,16 @@ class DraftModel:
             if batch.yielding:
                 sampled = self._sampler.sample_step(logits, batch.yielding).token_ids.tolist()
         drawn = dict(zip(batch.yielding, sampled, strict=True))
-        for one, count in zip(rows, counts, strict=True):
-            one.start += count
-            token_id = drawn.get(one.row)
+        for drafting, count in zip(rows, counts, strict=True):
+            drafting.start += count
+            token_id = drawn.get(drafting.row)
             if token_id is None:
-                self._cache.note(one.row.sequence_id, one.start)
+                self._cache.note(drafting.row.sequence_id, drafting.start)
             elif token_id < 0:
-                one.is_over = True
+                drafting.is_over = True
             else:
-                one.drafts.append(token_id)
-                one.row.output.append(token_id)
+                drafting.drafts.append(token_id)
+                drafting.row.output.append(token_id)
         return sum(counts)
 
     def _forward(self, batch: FlatBatch) -> Tensor:
@@ -181,14 +183,14 @@ class DraftModel:
 
     def _lay_out(self, rows: Sequence[_Drafting], counts: Sequence[int]) -> FlatBatch:
         step = Step(
-            sequence_ids=[one.row.sequence_id for one in rows],
+            sequence_ids=[drafting.row.sequence_id for drafting in rows],
             num_tokens=counts,
-            starts=[one.start for one in rows],
-            block_tables=[one.blocks for one in rows],
+            starts=[drafting.start for drafting in rows],
+            block_tables=[drafting.blocks for drafting in rows],
         )
         return flatten(
             step,
-            {one.row.sequence_id: one.row for one in rows},
+            {drafting.row.sequence_id: drafting.row for drafting in rows},
             block_size=self._block_size,
             device=self._runtime.device,
         )

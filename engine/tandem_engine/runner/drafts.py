@@ -76,12 +76,12 @@ class Proposer:
 
     def look_up(self, counts: Mapping[str, int], rows: Mapping[str, Row]) -> dict[str, Draft]:
         """Return the drafts that are found for rows, at most `counts` tokens of each."""
-        found: dict[str, Draft] = {}
+        drafts_by_sequence: dict[str, Draft] = {}
         for sequence_id, count in counts.items():
             guesses = self._looked_up(rows[sequence_id], count)
             if drafts := usable(guesses, count, self._vocab_size):
-                found[sequence_id] = Draft("ngram", drafts)
-        return found
+                drafts_by_sequence[sequence_id] = Draft("ngram", drafts)
+        return drafts_by_sequence
 
     def compute(self, counts: Mapping[Row, int], num_tokens: int) -> Proposals:
         """Return the drafts that the draft model has for rows; see `ModelDrafter.propose`."""
@@ -92,12 +92,12 @@ class Proposer:
         except Exception:  # noqa: BLE001
             self._turn_off_model()
             return Proposals(has_failed=True)
-        found: dict[str, Draft] = {}
+        drafts_by_sequence: dict[str, Draft] = {}
         for row, count in counts.items():
             draft = proposals.drafts.get(row.sequence_id)
             if draft and (drafts := usable(draft.token_ids, count, self._vocab_size)):
-                found[row.sequence_id] = Draft("draft", drafts)
-        return replace(proposals, drafts=found)
+                drafts_by_sequence[row.sequence_id] = Draft("draft", drafts)
+        return replace(proposals, drafts=drafts_by_sequence)
 
     def forget(self, row: Row) -> None:
         """Take note that a sequence has ended."""

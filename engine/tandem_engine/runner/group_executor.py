@@ -146,7 +146,7 @@ class GroupExecutor:
             own = self._local.recorder.end()
             self._order_recording(0)
         steps = [*own, *self._recorded()]
-        return Timeline(steps=tuple(sorted(steps, key=lambda one: (one.number, one.rank))))
+        return Timeline(steps=tuple(sorted(steps, key=lambda step: (step.number, step.rank))))
 
     def _order_recording(self, num_steps: int) -> None:
         """Tell the other ranks; what is wrong with them ends the group at its next step.
@@ -191,8 +191,10 @@ class GroupExecutor:
         try:
             yield
         except Exception as error:
-            told = isinstance(error, CollectiveError | PeerLost)
-            cause = str(error) if told else f"Rank 0 cannot go on: {type(error).__name__}: {error}."
+            is_known = isinstance(error, CollectiveError | PeerLost)
+            cause = (
+                str(error) if is_known else f"Rank 0 cannot go on: {type(error).__name__}: {error}."
+            )
             self._abort(cause)
             self._lost = RankLost(f"{cause} {self._exits()}".rstrip())
             raise self._lost from error

@@ -86,7 +86,7 @@ def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, T
     # Ascending, as rows and the tokens in them are.
     places = np.flatnonzero(np.isin(yield_at, tokens, assume_unique=True))
     tokens_at = torch.from_numpy(tokens).to(device)
-    found = FlatBatch(
+    batch_of_half = FlatBatch(
         token_ids=batch.token_ids[tokens_at],
         attention=_attention_of(attention, half),
         yield_at=torch.from_numpy(np.searchsorted(tokens, yield_at[places])).to(device),
@@ -94,7 +94,7 @@ def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, T
         drafts=NO_DRAFTS,
         num_top=batch.num_top,
     )
-    return found, tokens_at, torch.from_numpy(places).to(device)
+    return batch_of_half, tokens_at, torch.from_numpy(places).to(device)
 
 
 def _attention_of(attention: AttentionMetadata, half: Half) -> AttentionMetadata:
@@ -115,5 +115,5 @@ def _attention_of(attention: AttentionMetadata, half: Half) -> AttentionMetadata
 def _ranges(starts: Ints | Int32s, counts: Ints) -> Ints:
     """Return the numbers from each start on, as many as its count, one range behind the other."""
     ends = np.cumsum(counts)
-    found: Ints = np.repeat(starts - ends + counts, counts) + np.arange(int(counts.sum()))
-    return found
+    rows: Ints = np.repeat(starts - ends + counts, counts) + np.arange(int(counts.sum()))
+    return rows

@@ -71,7 +71,7 @@ class PromptScoring:
 
     def by_sequence(self) -> tuple[dict[str, PromptLogprobs], list[str]]:
         """The log-probabilities of each sequence; and those whose logits are not finite."""
-        found: dict[str, PromptLogprobs] = {}
+        scored: dict[str, PromptLogprobs] = {}
         failed: list[str] = []
         scores, first = self.scores.cpu().numpy(), 0
         for part in self.parts:
@@ -80,8 +80,8 @@ class PromptScoring:
             if np.isnan(own[:, 0]).any():
                 failed.append(part.sequence_id)
             else:
-                found[part.sequence_id] = _logprobs_of(part, own, self.num_top)
-        return found, failed
+                scored[part.sequence_id] = _logprobs_of(part, own, self.num_top)
+        return scored, failed
 
 
 @dataclass(slots=True)

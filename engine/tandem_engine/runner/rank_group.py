@@ -170,8 +170,10 @@ class RankGroup:
             self._profile_channel.close()
             begins = [0, *ends[:-1]]
             spans = list(zip(begins, ends, strict=True))
-            measured = [[StepMemory.over(one[begin:end]) for begin, end in spans] for one in others]
-            return [self._cost(plan, one) for one in (own, *measured)]
+            measured = [
+                [StepMemory.over(steps[begin:end]) for begin, end in spans] for steps in others
+            ]
+            return [self._cost(plan, memories) for memories in (own, *measured)]
 
     def _cost(self, plan: ProfilePlan, measured: Sequence[StepMemory]) -> StepCost:
         """Costs of steps on a rank; with micro-batches those in halves are behind the others."""
@@ -259,8 +261,8 @@ class RankGroup:
         """Sentences about the ranks that something has ended; empty: there are none."""
         with self._reaping:
             wait([rank.sentinel for rank in self._ranks], REAP_TIMEOUT_S)
-            found = [(rank.rank, rank.how_killed()) for rank in self._ranks]
-        return " ".join(f"Rank {number} {how}." for number, how in found if how)
+            exits = [(rank.rank, rank.how_killed()) for rank in self._ranks]
+        return " ".join(f"Rank {number} {how}." for number, how in exits if how)
 
     def close(self) -> None:
         """End all ranks, and free what they share. May be called again.

@@ -261,13 +261,13 @@ class BlockTables:
         width = self._blocks.shape[1]
         ends = np.cumsum(counts)
         first = table_ids * width - (ends - counts)  # of each table, less those gathered before it
-        found: Int32s = self._blocks.ravel()[np.repeat(first, counts) + np.arange(ends[-1])]
-        return found
+        blocks: Int32s = self._blocks.ravel()[np.repeat(first, counts) + np.arange(ends[-1])]
+        return blocks
 
     def blocks(self, table_ids: Int32s, numbers: Ints) -> Int32s:
         """Return one block of each of some tables."""
-        found: Int32s = self._blocks[table_ids, numbers]
-        return found
+        blocks: Int32s = self._blocks[table_ids, numbers]
+        return blocks
 
     def _grow(self, num_tables: int, num_blocks: int) -> None:
         before = self._blocks

@@ -72,8 +72,8 @@ class Recorder:
 
     def end(self) -> tuple[RankStep, ...]:
         """Record no further step; return those that were recorded."""
-        found, self._steps, self._num_left = tuple(self._steps), [], 0
-        return found
+        steps, self._steps, self._num_left = tuple(self._steps), [], 0
+        return steps
 
     def _count(self) -> None:
         self._num_seen += 1

@@ -235,12 +235,12 @@ class ModelRunner:
     def propose(self, limits: DraftLimits) -> Proposals:
         """Guess how sequences go on; see `Runner`."""
         rows = self._rows.by_id
-        found = self._proposer.look_up(limits.ngram, rows)
-        others = {rows[name]: most for name, most in limits.draft.items() if name not in found}
+        looked_up = self._proposer.look_up(limits.ngram, rows)
+        others = {rows[name]: most for name, most in limits.draft.items() if name not in looked_up}
         if not others:
-            return Proposals(drafts=found)
+            return Proposals(drafts=looked_up)
         computed = self._thread.call(lambda: self._proposer.compute(others, limits.num_tokens))
-        return replace(computed, drafts={**found, **computed.drafts})
+        return replace(computed, drafts={**looked_up, **computed.drafts})
 
     def sample_any(self, logits: Tensor, batch: FlatBatch) -> StepResult:
         """Sample rows of any kind, given the logits of their yielding positions."""
@@ -284,8 +284,8 @@ def _candidates_of(
     candidates: dict[str, Sequence[Candidate]] = {}
     if not logits_rows.rows:
         return candidates
-    found = candidates_of(logits_rows.logits_of(logits), logits_rows.rows)
-    for row, of_row in zip(logits_rows.rows, found, strict=True):
+    of_rows = candidates_of(logits_rows.logits_of(logits), logits_rows.rows)
+    for row, of_row in zip(logits_rows.rows, of_rows, strict=True):
         if of_row is None:
             failed[row.sequence_id] = NOT_FINITE
         else:

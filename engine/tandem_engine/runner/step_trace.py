@@ -70,7 +70,7 @@ class StepTrace:
     def span(self) -> Span:
         """Return begin and end of the step; it is done, and has a job."""
         spans = [entry.job.span() for entry in self._entries]
-        return Span(min(one.begin_s for one in spans), max(one.end_s for one in spans))
+        return Span(min(span.begin_s for span in spans), max(span.end_s for span in spans))
 
     def overlap(self) -> StepOverlap:
         """Return what the step took; it is done.
@@ -111,7 +111,9 @@ class StepTrace:
             begin_s=span.begin_s,
             end_s=span.end_s,
             num_bytes=0 if carried is None else carried.num_bytes,
-            after=tuple(one for one in waited if self._entries[one].stream != entry.stream),
+            after=tuple(
+                number for number in waited if self._entries[number].stream != entry.stream
+            ),
         )
 
     def _stage_name(self, place: int) -> str:

@@ -157,9 +157,9 @@ class _Cut:
         if width < logits.shape[1]:
             break_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
         ids, order = ids.sort(dim=-1)
-        found = _look_up((weights * is_kept).gather(1, order), numbers)
-        tokens = ids.gather(1, found.clamp(max=width - 1))
-        drawn = torch.where(found < width, tokens, logits.shape[1]).squeeze(1)
+        places = _look_up((weights * is_kept).gather(1, order), numbers)
+        tokens = ids.gather(1, places.clamp(max=width - 1))
+        drawn = torch.where(places < width, tokens, logits.shape[1]).squeeze(1)
         if is_done.all():
             chosen[at] = drawn
             return []

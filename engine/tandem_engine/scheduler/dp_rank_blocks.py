@@ -63,30 +63,30 @@ class DPRankBlocks:
         if not self._fits_for_life(sequence.group):
             return Reason.NO_BLOCKS
         pool = self.pool
-        found = self.find(sequence)
-        if self._is_prefix_pending(sequence, len(found)):
+        hits = self.find(sequence)
+        if self._is_prefix_pending(sequence, len(hits)):
             return Reason.PREFIX_PENDING
         if sequence.group.beams:
             common = sequence.num_prompt // pool.block_size
             of_beam = self._prompt_of_beam(sequence)
-            if of_beam is not None and len(found) < common:
+            if of_beam is not None and len(hits) < common:
                 if len(of_beam) < common:
                     return Reason.PREFIX_PENDING
-                found = list(of_beam)
-        own = pool.blocks_for(sequence.num_tokens) - len(found)
+                hits = list(of_beam)
+        own = pool.blocks_for(sequence.num_tokens) - len(hits)
         spare = watermark if pool.num_held else 0
         # A prompt that is there to its last token writes that one into a copy of its block.
-        if pool.num_free - pool.num_unheld(found) < max(1, own) + spare:
+        if pool.num_free - pool.num_unheld(hits) < max(1, own) + spare:
             return Reason.NO_BLOCKS
-        return found
+        return hits
 
-    def start(self, sequence: Sequence, found: list[int]) -> None:
+    def start(self, sequence: Sequence, hits: list[int]) -> None:
         """Reserve blocks for all known tokens of a sequence, and share those of `find_room`."""
         pool = self.pool
-        own = pool.blocks_for(sequence.num_tokens) - len(found)
-        pool.share(found)
-        self._take(sequence, (*found, *pool.allocate(own)), len(found))
-        self._count_hit(sequence, len(found))
+        own = pool.blocks_for(sequence.num_tokens) - len(hits)
+        pool.share(hits)
+        self._take(sequence, (*hits, *pool.allocate(own)), len(hits))
+        self._count_hit(sequence, len(hits))
 
     def find(self, sequence: Sequence) -> list[int]:
         """Blocks that the prefix cache has of a waiting sequence, from its first token on."""
@@ -107,7 +107,9 @@ class DPRankBlocks:
     def short(self) -> list[Sequence]:
         """The running sequences that are short of a block, decoding or not."""
         self._short = {
-            one: None for one in self._short if one.is_short and one.state is State.RUNNING
+            sequence: None
+            for sequence in self._short
+            if sequence.is_short and sequence.state is State.RUNNING
         }
         return list(self._short)
 
@@ -117,7 +119,7 @@ class DPRankBlocks:
 
     def hold(self, sequences: Iterable[Sequence]) -> bool:
         """Return True if there are blocks for the known tokens of some running sequences."""
-        needed = sum(self.missing(one, one.num_tokens) for one in sequences)
+        needed = sum(self.missing(sequence, sequence.num_tokens) for sequence in sequences)
         return needed <= self.pool.num_free
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
@@ -268,10 +270,10 @@ class DPRankBlocks:
         Beams that are computed again share their prompt whether prefixes are kept or not: apart
         they could need more blocks than there are.
         """
-        others = [one for one in sequence.group.beams.values() if one.table]
+        others = [beam for beam in sequence.group.beams.values() if beam.table]
         if not others:
             return None
-        first = max(others, key=lambda one: one.num_computed)
+        first = max(others, key=lambda beam: beam.num_computed)
         full = min(first.num_computed, sequence.num_prompt) // self.pool.block_size
         return first.table[:full]
 

@@ -67,8 +67,8 @@ class Drafting:
         """
         if not self._most or not decoding:
             return NO_LIMITS
-        found = ((row.sequence_id, self._room(row)) for row in decoding)
-        room = {sequence_id: count for sequence_id, count in found if count > 0}
+        counts = ((row.sequence_id, self._room(row)) for row in decoding)
+        room = {sequence_id: count for sequence_id, count in counts if count > 0}
         by_model = room if self._has_model else {}
         if by_model and self._never:
             by_model = {name: count for name, count in room.items() if name not in self._never}

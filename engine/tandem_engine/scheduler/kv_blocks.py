@@ -92,9 +92,9 @@ class KVBlocks:
         home = self._choose(sequence, watermark, closed)
         if isinstance(home, Reason):
             return home
-        rank, found = home
+        rank, hits = home
         self._move(sequence.group, self.dp_ranks.index(rank))
-        rank.start(sequence, found)
+        rank.start(sequence, hits)
         return None
 
     def num_found(
@@ -133,7 +133,7 @@ class KVBlocks:
 
     def short(self) -> list[Sequence]:
         """The running sequences that are short of a block, decoding or not."""
-        return [one for rank in self.dp_ranks for one in rank.short()]
+        return [sequence for rank in self.dp_ranks for sequence in rank.short()]
 
     def suffice(self) -> bool:
         """Return True if all running sequences have blocks for their known tokens."""
@@ -144,7 +144,7 @@ class KVBlocks:
         if len(self.dp_ranks) == 1:
             return self.dp_ranks[0].hold(sequences)
         return all(
-            rank.hold(one for one in sequences if one.group.dp_rank == number)
+            rank.hold(sequence for sequence in sequences if sequence.group.dp_rank == number)
             for number, rank in enumerate(self.dp_ranks)
         )
 
@@ -206,8 +206,8 @@ class KVBlocks:
         """
         every = list(sequences)
         for number, rank in enumerate(self.dp_ranks):
-            of_rank = [one for one in every if one.group.dp_rank == number]
-            rank.pool.check_integrity([one.table for one in of_rank])
+            of_rank = [sequence for sequence in every if sequence.group.dp_rank == number]
+            rank.pool.check_integrity([sequence.table for sequence in of_rank])
             rank.host.check_integrity()
 
     def _candidates(self, sequence: Sequence) -> List[DPRankBlocks]:
@@ -227,11 +227,11 @@ class KVBlocks:
         for rank in self._candidates(sequence):
             if closed and self.dp_ranks.index(rank) in closed:
                 continue
-            found = rank.find_room(sequence, watermark=watermark)
-            if isinstance(found, Reason):
-                reason = reason if reason is Reason.PREFIX_PENDING else found
-            elif best is None or _merit(rank, found) > _merit(*best):
-                best = rank, found
+            room = rank.find_room(sequence, watermark=watermark)
+            if isinstance(room, Reason):
+                reason = reason if reason is Reason.PREFIX_PENDING else room
+            elif best is None or _merit(rank, room) > _merit(*best):
+                best = rank, room
         return reason if best is None else best
 
     def _move(self, group: SequenceGroup, dp_rank: int) -> None:
@@ -245,7 +245,7 @@ class KVBlocks:
             self.admit(group)
 
 
-def _merit(rank: DPRankBlocks, found: List[int]) -> int:
+def _merit(rank: DPRankBlocks, hits: List[int]) -> int:
     """Rate a dp rank for a sequence: the blocks that it leaves free, and those it need not compute.
 
     So rows spread by free blocks, and a prefix that is there outweighs a lead in free blocks that
@@ -253,4 +253,4 @@ def _merit(rank: DPRankBlocks, found: List[int]) -> int:
     count.
     """
     pool = rank.pool
-    return pool.num_free - pool.num_unheld(found) + 2 * len(found)
+    return pool.num_free - pool.num_unheld(hits) + 2 * len(hits)

@@ -60,8 +60,8 @@ class Preemptor:
         if self.is_async:
             raise RuntimeError("An async step preempts a sequence; this is a bug.")
         beams = victim.beams_or_self()
-        attained = max(one.num_attained for one in beams)
-        times = max(one.num_preempted for one in beams)
+        attained = max(beam.num_attained for beam in beams)
+        times = max(beam.num_preempted for beam in beams)
         for sequence in beams:
             # No order may part the beams of a request.
             sequence.num_attained = attained
@@ -75,15 +75,19 @@ class Preemptor:
         MindIE's maxFirstTokenWaitTime. A sequence that was preempted this way once is not again.
         """
         roomiest = self.blocks.roomiest(starved)
-        running = [one for one in self._running_in(roomiest) if not one.was_preempted_for_starved]
+        running = [
+            sequence
+            for sequence in self._running_in(roomiest)
+            if not sequence.was_preempted_for_starved
+        ]
         if running:
             victim = max(running, key=self.victims.key)
             # Swapped out it would be the first to come back, before the starved one.
             self.max_swaps = 0
-            for one in victim.beams_or_self():
-                one.was_preempted_for_starved = True
+            for sequence in victim.beams_or_self():
+                sequence.was_preempted_for_starved = True
                 # It comes after the starved one, or it would take its blocks again.
-                one.arrived = max(one.arrived, nextafter(starved.arrived, inf))
+                sequence.arrived = max(sequence.arrived, nextafter(starved.arrived, inf))
             self.preempt(victim)
 
     def break_deadlock(self, order: Order) -> None:
@@ -102,7 +106,9 @@ class Preemptor:
         if first is not None:
             if self.blocks.is_bound(first):
                 running = list(self._running_in(first.group.dp_rank)) or running
-            running = [one for one in running if one.group is not first.group] or running
+            running = [
+                sequence for sequence in running if sequence.group is not first.group
+            ] or running
         self.preempt(max(running, key=order.key))
 
     def _running_in(self, dp_rank: int) -> Iterator[Sequence]:
@@ -110,7 +116,7 @@ class Preemptor:
         running = self.queues.running()
         if len(self.blocks.dp_ranks) == 1:
             return running
-        return (one for one in running if one.group.dp_rank == dp_rank)
+        return (sequence for sequence in running if sequence.group.dp_rank == dp_rank)
 
     def _preempt_one(self, sequence: Sequence) -> None:
         # It may be in the step already, if others had to wait their turn before it.

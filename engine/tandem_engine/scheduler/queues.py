@@ -134,7 +134,9 @@ class Queues:
         """
         key = arrival if victims.ages else victims.key
         own = key(sequence)
-        return {one.group.dp_rank for one in self.swapped.values() if key(one) <= own}
+        return {
+            sequence.group.dp_rank for sequence in self.swapped.values() if key(sequence) <= own
+        }
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, in any queue."""
@@ -162,25 +164,25 @@ class Queues:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a sequence is nowhere, or a sum is not that of its parts."""
-        if self.longest_tokens != sum(one.max_total for one in self.running()):
+        if self.longest_tokens != sum(sequence.max_total for sequence in self.running()):
             raise AssertionError("The tokens of those that run are miscounted; this is a bug.")
-        if self.num_rows != sum(one.rows for one in self.running()):
+        if self.num_rows != sum(sequence.rows for sequence in self.running()):
             raise AssertionError("The rows of those that run are miscounted; this is a bug.")
         known = set(self)
-        num_waiting = sum(one.state == State.WAITING for one in known)
+        num_waiting = sum(sequence.state == State.WAITING for sequence in known)
         if not num_waiting == len(self.waiting) == len(set(self.waiting)):
             raise AssertionError(
                 f"{num_waiting} sequences wait, {len(self.waiting)} were counted and "
                 f"{len(set(self.waiting))} stand in the queue; this is a bug."
             )
-        running = {one for one in known if one.state == State.RUNNING}
+        running = {sequence for sequence in known if sequence.state == State.RUNNING}
         retiring = {self._by_id[each] for each in self._retiring}
         if running != {*self.running(), *retiring} or known != {
             *running,
             *self.swapped.values(),
-            *(one for one in known if one.state == State.WAITING),
+            *(sequence for sequence in known if sequence.state == State.WAITING),
         }:
             raise AssertionError("A sequence is in no queue, or in two; this is a bug.")
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter({id(one): one for one in self._by_id.values()}.values())
+        return iter({id(sequence): sequence for sequence in self._by_id.values()}.values())

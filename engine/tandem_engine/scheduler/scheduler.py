@@ -303,7 +303,9 @@ class Scheduler:
         """
         queues, short = self._queues, set(self._blocks.short())
         queues.check_integrity()
-        if any(one.is_short and one not in short for one in queues.decoding.values()):
+        if any(
+            sequence.is_short and sequence not in short for sequence in queues.decoding.values()
+        ):
             raise AssertionError(
                 "A sequence needs a block and is not listed as short; this is a bug."
             )
@@ -373,7 +375,7 @@ class Scheduler:
 
     def _drop_pending_fork(self, first: Sequence, sequence_id: str) -> None:
         first.group.pending_forks = tuple(
-            one for one in first.group.pending_forks if one != sequence_id
+            fork for fork in first.group.pending_forks if fork != sequence_id
         )
         self._queues.forget(sequence_id)
         self._queues.stand_for(first, first.rows - 1)

@@ -136,7 +136,9 @@ class StepBuilder:
         Args:
             order: Sorts them; None: they are in order of admission.
         """
-        begun = [one for one in self.queues.prefilling.values() if one.num_uncomputed]
+        begun = [
+            sequence for sequence in self.queues.prefilling.values() if sequence.num_uncomputed
+        ]
         if order is not None and len(begun) > 1:
             begun.sort(key=partial(self._prompt_key, order) if order.ages else order.key)
         return begun
@@ -207,10 +209,10 @@ class StepBuilder:
         blocks = self.blocks
         if len(blocks.dp_ranks) == 1:
             return max(1, sequence.num_tokens - blocks.num_found(sequence))
-        found = blocks.num_found(
+        hits = blocks.num_found(
             sequence, watermark=self._watermark_of(sequence), closed=self._closed_to(sequence)
         )
-        return max(1, sequence.num_tokens - found)
+        return max(1, sequence.num_tokens - hits)
 
     def build(self, expected_s: float | None = None) -> Step:
         """Return the step as plain data; see `Step.expected_s`."""
@@ -239,8 +241,12 @@ class StepBuilder:
         if not swapped and not resumed:
             return ()
         # A resumed one may have lost its blocks to others again, and the copies with them.
-        came = (one for one in resumed if one.state == State.RUNNING and one not in rows)
-        return (*swapped, *(one.sequence_id for one in came))
+        came = (
+            sequence
+            for sequence in resumed
+            if sequence.state == State.RUNNING and sequence not in rows
+        )
+        return (*swapped, *(sequence.sequence_id for sequence in came))
 
     def tokens_ahead(self) -> Mapping[Sequence, float]:
         """Return the decode rows with drafts → how many of these are expected to be right."""
@@ -273,11 +279,11 @@ class StepBuilder:
             return False
         if len(decoding) + len(self.rows) > max_rows:
             return False
-        short = [one for one in blocks.short() if not one.is_prefilling]
+        short = [sequence for sequence in blocks.short() if not sequence.is_prefilling]
         if not blocks.hold(short):
             return False
-        for one in short:
-            blocks.grow(one, one.num_tokens)
+        for sequence in short:
+            blocks.grow(sequence, sequence.num_tokens)
         self.rows.add_decodes(decoding.values())
         return True
 
@@ -289,21 +295,21 @@ class StepBuilder:
         first of the steps took all sequences, the other stages would have nothing to do meanwhile.
         """
         decoding = self.queues.decoding
-        ready = [one for one in decoding.values() if not one.num_in_flight]
+        ready = [sequence for sequence in decoding.values() if not sequence.num_in_flight]
         most = min(-(-len(decoding) // self.num_stages), max_rows - len(self.rows))
         if len(ready) > most:
-            ready.sort(key=lambda one: -one.num_skipped)
-        for one in ready[most:]:
-            one.num_skipped += 1
-        for one in ready[:most]:
-            if one.state == State.RUNNING and one not in self.rows.decodes:
-                self._decode_rows([one], 0)
+            ready.sort(key=lambda sequence: -sequence.num_skipped)
+        for sequence in ready[most:]:
+            sequence.num_skipped += 1
+        for sequence in ready[:most]:
+            if sequence.state == State.RUNNING and sequence not in self.rows.decodes:
+                self._decode_rows([sequence], 0)
 
     def _decode_order(self, max_rows: int, max_tokens: float) -> list[Sequence]:
         decoding = list(self.queues.decoding.values())
         if len(decoding) > min(max_rows, max_tokens):
             victims = self.preemptor.victims
-            decoding.sort(key=lambda one: (-one.num_skipped, victims.key(one)))
+            decoding.sort(key=lambda sequence: (-sequence.num_skipped, victims.key(sequence)))
         return decoding
 
     def _skip(self, beams: Collection[Sequence]) -> None:
@@ -382,7 +388,9 @@ class StepBuilder:
         if not self.queues.num_running:
             return True
         beams = sequence.group.beams
-        return bool(beams) and all(one.group is sequence.group for one in self.queues.running())
+        return bool(beams) and all(
+            running.group is sequence.group for running in self.queues.running()
+        )
 
     def _takes_prefill(self, sequence: Sequence) -> bool:
         rows = self.rows.prefill_rows

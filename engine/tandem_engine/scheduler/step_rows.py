@@ -46,7 +46,7 @@ class StepRows:
         """Add rows of one token each; none is there before."""
         self.decodes = dict.fromkeys(sequences, 1)
         self.num_tokens += len(sequences)
-        self.decode_context += sum([one.num_tokens for one in sequences])
+        self.decode_context += sum([sequence.num_tokens for sequence in sequences])
 
     def add_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """Add a row that works on its prompt."""

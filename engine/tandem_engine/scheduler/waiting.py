@@ -54,20 +54,20 @@ class Waiting:
     def __iter__(self) -> Iterator[Sequence]:
         """All of them, in no particular order."""
         entries = chain(self._heap, self._late)
-        return (one for _, _, one in entries if one.state == State.WAITING)
+        return (sequence for _, _, sequence in entries if sequence.state == State.WAITING)
 
     def num_tokens(self, most: int) -> int:
         """Known tokens of so many of them as it takes to have `most`, which may be all."""
         total = 0
-        for one in self:
-            total += one.num_tokens
+        for sequence in self:
+            total += sequence.num_tokens
             if total >= most:
                 break
         return total
 
     def first_tokens(self, most: int) -> int:
         """Known tokens of up to `most` of them."""
-        return sum(one.num_tokens for one in islice(self, most))
+        return sum(sequence.num_tokens for sequence in islice(self, most))
 
     @property
     def oldest(self) -> Sequence | None:
@@ -173,11 +173,13 @@ class Waiting:
         """Drop the entries of those that left: one that waits for long would keep them all."""
         in_turn, by_age = _live([*self._heap, *self._late]), _live(self._by_age)
         # The one being offered has an entry by age alone.
-        entries = {one: self._entries(at, one) for one, at in (by_age | in_turn).items()}
+        entries = {
+            sequence: self._entries(at, sequence) for sequence, at in (by_age | in_turn).items()
+        }
         # In place: an offer may be iterating over them.
-        self._heap[:] = [entries[one][0] for one in in_turn]
+        self._heap[:] = [entries[sequence][0] for sequence in in_turn]
         self._late.clear()
-        self._by_age[:] = [entries[one][1] for one in by_age]
+        self._by_age[:] = [entries[sequence][1] for sequence in by_age]
         heapq.heapify(self._heap)
         heapq.heapify(self._by_age)
 
@@ -220,7 +222,7 @@ class Waiting:
 
 def _live(entries: list[_Entry]) -> dict[Sequence, int]:
     """Each sequence that waits, with its number."""
-    return {one: at for _, at, one in entries if one.state == State.WAITING}
+    return {sequence: at for _, at, sequence in entries if sequence.state == State.WAITING}
 
 
 def _latest_start(order: Order) -> Callable[[Sequence], float]:

@@ -16,7 +16,7 @@ WRONG: Final = 1 << 30
 class DraftPrices:
     """How good drafts are, and how long the draft model takes."""
 
-    found: float = 0.5
+    hit_rate: float = 0.5
     """Share of the sequences for which a text has a guess."""
     right: float = 0.7
     """Share of the drafts that are right behind right ones."""
@@ -44,7 +44,7 @@ class SimulatedDrafts:
         drafts = {
             name: Draft("ngram", self._guesses(counter.num_output(name), count))
             for name, count in limits.ngram.items()
-            if self._rng.random() < self._prices.found
+            if self._rng.random() < self._prices.hit_rate
         }
         others = {name: count for name, count in limits.draft.items() if name not in drafts}
         for name, count in others.items():

@@ -61,7 +61,7 @@ class LoadProfile:
                     stream.rate(now), now, min(now + _BIN_S, self.duration_s), rng
                 )
             ]
-            yield from ((each, 1.0) for each in sorted(arrivals, key=lambda one: one.due_s))
+            yield from ((each, 1.0) for each in sorted(arrivals, key=lambda arrival: arrival.due_s))
             now += _BIN_S
 
     def flows(

@@ -207,8 +207,8 @@ def mean_predictions(states: Sequence[tuple[ReplicaState, int]]) -> Predictions 
     total = sum(size for _, size in known)
     if not total:
         return None
-    values = zip(*([one * size for one in each] for each, size in known), strict=True)
-    return Predictions(*(sum(one) / total for one in values))
+    values = zip(*([count * size for count in each] for each, size in known), strict=True)
+    return Predictions(*(sum(counts) / total for counts in values))
 
 
 def weighted_percentile(samples: Iterable[tuple[float, float]], percentile: float) -> float:

@@ -125,8 +125,8 @@ class DraftCache:
 def _num_alike(some: Sequence[int], others: Sequence[int]) -> int:
     """Return the number of tokens from the first on that are the same."""
     count = 0
-    for one, other in zip(some, others, strict=False):
-        if one != other:
+    for token, other in zip(some, others, strict=False):
+        if token != other:
             return count
         count += 1
     return count

@@ -92,5 +92,5 @@ def _keys(tokens: Sequence[int], size: int) -> list[int]:
     for at in range(size):
         keys *= np.uint64(_FACTOR)
         keys += text[at : at + count]
-    found: list[int] = keys.tolist()
-    return found
+    numbers: list[int] = keys.tolist()
+    return numbers

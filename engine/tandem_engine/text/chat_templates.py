@@ -33,7 +33,9 @@ class ChatTemplates:
     def constants(self) -> frozenset[str]:
         """Texts in the expressions of any."""
         either = (self.default, self.tool_use)
-        return frozenset().union(*(one.constants for one in either if one is not None))
+        return frozenset().union(
+            *(template.constants for template in either if template is not None)
+        )
 
     def choose(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """Return the template of a conversation whose template has such variables.
@@ -84,14 +86,14 @@ def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, tuple[Path,
     """Name of a template → its file and text; files of their own go before the settings."""
     if files := _files(folder):
         return {name: (path, read_text(path)) for name, path in files.items()}
-    path, found = folder / SETTINGS_FILE, settings.get("chat_template")
-    if not found:
+    path, template = folder / SETTINGS_FILE, settings.get("chat_template")
+    if not template:
         path = folder / _PROCESSOR_FILE
-        found = read_json(path).get("chat_template")
-    if isinstance(found, list):  # several named templates, as older checkpoints have them
-        entries = (entry for entry in found if isinstance(entry, dict))
+        template = read_json(path).get("chat_template")
+    if isinstance(template, list):  # several named templates, as older checkpoints have them
+        entries = (entry for entry in template if isinstance(entry, dict))
         return {entry.get("name", ""): (path, entry.get("template")) for entry in entries}
-    return {_DEFAULT: (path, found)} if found else {}
+    return {_DEFAULT: (path, template)} if template else {}
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -157,8 +157,8 @@ class WindowDetokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=self._skips))
 
 
-def _num_common(one: str, other: str) -> int:
+def _num_common(text: str, other: str) -> int:
     """Characters of the longest beginning that two texts have in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
+    pairs = enumerate(zip(text, other, strict=False))
+    shorter = min(len(text), len(other))
     return next((at for at, (left, right) in pairs if left != right), shorter)

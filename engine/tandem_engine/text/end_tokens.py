@@ -81,7 +81,7 @@ def _ids_of(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     if value is None:
         return ()
     ids: Sequence[Any] = value if isinstance(value, list) else [value]
-    if not all(_is_token_id(one, vocab_size) for one in ids):
+    if not all(_is_token_id(token_id, vocab_size) for token_id in ids):
         raise fields.refuse("eos_token_id", "a token id below vocab_size, or a list of them")
     return tuple(dict.fromkeys(ids))
 

@@ -72,7 +72,7 @@ class SplittingEncoder:
         of_template = self._special_texts(text)
         if of_template == self._special_texts(plain):
             ids = _encode(self._tokenizer, plain)
-            expected = [self._spellings[one] for one in of_template]
+            expected = [self._spellings[token] for token in of_template]
             if self._special(ids) == self._special(expected):
                 return ids
         return self._split(text)
@@ -80,8 +80,14 @@ class SplittingEncoder:
     def _split(self, text: str) -> list[int]:
         for cut in ("", _CUT):  # where a model has a spelling in its vocabulary, it is cut in two
             ids = _encode(self._renamed, self._with_aliases(text, cut))
-            if not any(one in self._special_ids and one not in self._ids for one in ids):
-                return [self._ids.get(one, one) for one in ids if one != self._cut_id]
+            if not any(
+                token_id in self._special_ids and token_id not in self._ids for token_id in ids
+            ):
+                return [
+                    self._ids.get(token_id, token_id)
+                    for token_id in ids
+                    if token_id != self._cut_id
+                ]
         raise InvalidParameter(
             "messages spell a special token of the model, which its tokenizer cannot write as "
             "text; leave it out.",
@@ -89,10 +95,10 @@ class SplittingEncoder:
         )
 
     def _special_texts(self, text: str) -> list[str]:
-        return [one for one in self._tokens.findall(text) if one in self._spellings]
+        return [token for token in self._tokens.findall(text) if token in self._spellings]
 
     def _special(self, ids: Iterable[int]) -> list[int]:
-        return [one for one in ids if one in self._special_ids]
+        return [token_id for token_id in ids if token_id in self._special_ids]
 
     def _with_aliases(self, text: str, cut: str) -> str:
         def written(match: re.Match[str]) -> str:

@@ -278,7 +278,7 @@ def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
         return DecisionReason.SLO_INFEASIBLE
     if load.fewest is not None and load.fewest < case.current:
         return DecisionReason.AT_MINIMUM
-    if any(one.num_samples < case.policy.min_samples for one in case.observation.signals()):
+    if any(signal.num_samples < case.policy.min_samples for signal in case.observation.signals()):
         return DecisionReason.TOO_FEW_SAMPLES
     return DecisionReason.WITHIN_TARGETS
 
@@ -286,7 +286,7 @@ def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
 def _inputs(
     observation: Observation, load: Load | None, down_window_s: float
 ) -> Mapping[str, float | None]:
-    found: dict[str, float | None] = {
+    inputs: dict[str, float | None] = {
         "ready": observation.ready,
         "pending": observation.pending,
         "lost": observation.lost,
@@ -314,4 +314,4 @@ def _inputs(
         "headroom": load.headroom if load else None,
         "down_window_s": down_window_s,
     }
-    return {name: finite(value) for name, value in found.items()}
+    return {name: finite(value) for name, value in inputs.items()}

@@ -122,20 +122,22 @@ class History:
 
     def grown_by(self, now: float, window_s: float) -> int:
         """Return the replicas that were added in the last `window_s` seconds."""
-        steps = (one.after - one.before for one in self.changes if now - one.at_s <= window_s)
+        steps = (
+            change.after - change.before for change in self.changes if now - change.at_s <= window_s
+        )
         return sum(step for step in steps if step > 0)
 
     def within(self, now: float, window_s: float) -> Iterable[int]:
         """Return the numbers recommended in the last `window_s` seconds."""
-        return [one.replicas for one in self.recommendations if now - one.last_s <= window_s]
+        return [span.replicas for span in self.recommendations if now - span.last_s <= window_s]
 
     def covers(self, now: float, window_s: float) -> bool:
         """Return True when decisions were made for all of the last `window_s` seconds."""
         until = now
-        for one in reversed(self.recommendations):
-            if not 0 <= until - one.last_s <= self.max_gap_s:
+        for span in reversed(self.recommendations):
+            if not 0 <= until - span.last_s <= self.max_gap_s:
                 return False
-            until = one.first_s
+            until = span.first_s
             if now - until >= window_s:
                 return True
         return window_s <= 0
@@ -147,14 +149,15 @@ class History:
 
     def highest_rate(self, now: float, window_s: float) -> float | None:
         """Return the highest arrival rate measured in the window; None: none was."""
-        within = (one for one in self.samples if now - one.at_s <= window_s)
+        within = (sample for sample in self.samples if now - sample.at_s <= window_s)
         return max(
-            (one.arrival_rate for one in within if one.arrival_rate is not None), default=None
+            (sample.arrival_rate for sample in within if sample.arrival_rate is not None),
+            default=None,
         )
 
     def is_draining(self, now: float, queue_age_s: float, window_s: float) -> bool:
         """Return True when the queue is clearly younger than at the window's begin."""
-        ages = [one.queue_age_s for one in self.samples if now - one.at_s <= window_s]
+        ages = [sample.queue_age_s for sample in self.samples if now - sample.at_s <= window_s]
         return bool(ages) and queue_age_s < 0.9 * ages[0]
 
     def _decisions(self, now: float, decision: Decision) -> tuple[PastDecision, ...]:
@@ -173,8 +176,8 @@ class History:
         return (*self.recommendations, new)[-_MAX_RECOMMENDATIONS:]
 
 
-def _is_same(one: Decision, other: Decision) -> bool:
-    return (one.desired, one.reason) == (other.desired, other.reason)
+def _is_same(decision: Decision, other: Decision) -> bool:
+    return (decision.desired, decision.reason) == (other.desired, other.reason)
 
 
 def _sample(now: float, observation: Observation) -> Sample:

@@ -52,15 +52,15 @@ def replay(
     if cold_start_s > 0:
         history = history.with_cold_start(cold_start_s)
     replicas: _Replicas | None = None
-    for one in past:
+    for record in past:
         if replicas is None:
-            replicas = _Replicas(one.observation)
-        replicas.start(one.at_s)
-        observation = _as_seen(one.observation, replicas)
-        decision = decide(observation, policy_at(one.at_s), history, one.at_s)
-        history = history.append(one.at_s, observation, decision)
-        yield Replayed(one, decision, replicas.ready)
-        replicas.scale(decision.desired, one.at_s + cold_start_s)
+            replicas = _Replicas(record.observation)
+        replicas.start(record.at_s)
+        observation = _as_seen(record.observation, replicas)
+        decision = decide(observation, policy_at(record.at_s), history, record.at_s)
+        history = history.append(record.at_s, observation, decision)
+        yield Replayed(record, decision, replicas.ready)
+        replicas.scale(decision.desired, record.at_s + cold_start_s)
 
 
 class _Replicas:

@@ -62,9 +62,9 @@ class Cron:
             if not self._has_day(day):
                 continue
             start = day * _DAY
-            found = [start + one for one in self.minutes_of_day if start + one <= minute]
-            if found:
-                return found[-1] if found[-1] >= not_before else None
+            starts = [start + offset for offset in self.minutes_of_day if start + offset <= minute]
+            if starts:
+                return starts[-1] if starts[-1] >= not_before else None
         return None
 
     def _has_day(self, day: int) -> bool:
@@ -109,9 +109,9 @@ def minimum_at(
     `lead_s` is the measured cold start: replicas are there when the time begins.
     """
     active = (
-        one.min_replicas
-        for one in schedule
-        if one.is_active(now_s, utc_offsets_s[one.time_zone], lead_s)
+        entry.min_replicas
+        for entry in schedule
+        if entry.is_active(now_s, utc_offsets_s[entry.time_zone], lead_s)
     )
     return max((base, *active))
 

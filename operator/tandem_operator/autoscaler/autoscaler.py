@@ -22,7 +22,7 @@ from tandem_operator.autoscale.mode import (
 from tandem_operator.autoscale.observation import Observation, SignalProblem
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.cross_check import CrossCheck
-from tandem_operator.autoscaler.document import Told, with_decision
+from tandem_operator.autoscaler.document import ExplainedDecision, with_decision
 from tandem_operator.autoscaler.measure import (
     FRESH_S,
     Measured,
@@ -76,7 +76,7 @@ class _View:
     """A service as one step sees it."""
 
     key: NamespacedName
-    found: Object
+    isvc: Object
     service: InferenceService
     status: StatusScaling
     pods: tuple[ReplicaPod, ...]
@@ -101,13 +101,13 @@ class _View:
     @property
     def is_at_zero(self) -> bool:
         """True where no replica answers, and none should."""
-        return self.current == 0 and all(one.ready_at is None for one in self.pods)
+        return self.current == 0 and all(pod.ready_at is None for pod in self.pods)
 
     @property
     def overdue(self) -> list[str]:
         """The replicas that have not answered for longer than a start takes."""
         credit_s = start_credit_s(self.service, self.memory.history.cold_start_s)
-        names = [one.name for one in self.pods if one.is_overdue(self.now, credit_s)]
+        names = [pod.name for pod in self.pods if pod.is_overdue(self.now, credit_s)]
         short_since = self.memory.short_since
         if short_since is not None and self.now - short_since > credit_s:
             names += ["that has no pod"] * (self.current - len(self.pods))
@@ -116,8 +116,8 @@ class _View:
     @property
     def replicas(self) -> list[Replica]:
         return [
-            Replica(one.name, one.ready_at is not None, one.is_fresh(self.now, FRESH_S))
-            for one in self.pods
+            Replica(pod.name, pod.ready_at is not None, pod.is_fresh(self.now, FRESH_S))
+            for pod in self.pods
         ]
 
 
@@ -190,22 +190,22 @@ class Autoscaler:
 
     def _view(self, key: NamespacedName) -> _View | None:
         """Return the service; None: it is gone, or its spec is invalid."""
-        found = self._cache.get(INFERENCE_SERVICE, key)
-        if found is None or is_being_deleted(found):
+        isvc = self._cache.get(INFERENCE_SERVICE, key)
+        if isvc is None or is_being_deleted(isvc):
             self.forget(key)
             return None
         ray_service = self._cache.get(RAY_SERVICE, key)
         pods = replica_pods(self._cache.of_service(POD, key), ray_service)
-        memory = self._memory(key, found, pods)
+        memory = self._memory(key, isvc, pods)
         memory.measure_cold_starts(pods)
-        service = _parsed(found, memory)
+        service = _parsed(isvc, memory)
         if service is None:
             # The reconciler reports it; what runs goes on.
             return None
-        status = StatusScaling.read(found.get("status") or {})
+        status = StatusScaling.read(isvc.get("status") or {})
         view = _View(
             key=key,
-            found=found,
+            isvc=isvc,
             service=service,
             status=status,
             pods=pods,
@@ -214,16 +214,16 @@ class Autoscaler:
             now=time.time(),
         )
         memory.count_pods(len(pods), view.current, view.now)
-        ready = sum(one.ready_at is not None for one in pods)
+        ready = sum(pod.ready_at is not None for pod in pods)
         self._metrics.set_replicas(key, desired=view.in_force, ready=ready)
         if not view.is_at_zero:
             self._metrics.set_refused(key, None)
         return view
 
-    def _memory(self, key: NamespacedName, found: Object, pods: tuple[ReplicaPod, ...]) -> Memory:
+    def _memory(self, key: NamespacedName, isvc: Object, pods: tuple[ReplicaPod, ...]) -> Memory:
         known = self._memories.get(key)
-        if known is None or known.uid != found["metadata"]["uid"]:
-            known = Memory.of(found, pods, max_gap_s(self._settings.autoscaling))
+        if known is None or known.uid != isvc["metadata"]["uid"]:
+            known = Memory.of(isvc, pods, max_gap_s(self._settings.autoscaling))
             self._memories[key] = known
         return known
 
@@ -236,7 +236,7 @@ class Autoscaler:
             INFERENCE_SERVICE,
             view.key,
             number,
-            version=version_of(view.found),
+            version=version_of(view.isvc),
             manager=names.AUTOSCALER,
         )
         _log.info("%s: spec.scaling.replicas is %d from now on", view.key, number)
@@ -249,13 +249,13 @@ class Autoscaler:
             # Another autoscaler has no replica to ask how many requests come.
             await self._count_refused(view)
         numbers = next_status(view.service.spec.scaling, view.status)
-        await self._publisher.write(view.found, numbers, view.memory)
+        await self._publisher.write(view.isvc, numbers, view.memory)
 
     async def _autoscale(self, view: _View) -> None:
         measured = (await self._observe(view)).with_overdue(view.overdue)
-        told = await self._decide(view, measured)
-        history = _record(view, told)
-        await self._write(view, told, history)
+        explained = await self._decide(view, measured)
+        history = _record(view, explained)
+        await self._write(view, explained, history)
 
     async def _count_refused(self, view: _View) -> int | None:
         """Return the requests that were refused for want of a replica; None: unknown."""
@@ -300,7 +300,7 @@ class Autoscaler:
             strangers=strangers,
         )
 
-    async def _decide(self, view: _View, measured: Measured) -> Told:
+    async def _decide(self, view: _View, measured: Measured) -> ExplainedDecision:
         """Decide; for more replicas once more, within the room on the nodes."""
         observation, note = measured.observation, measured.note
         decision = self._decided(view, observation)
@@ -309,7 +309,7 @@ class Autoscaler:
             decision = self._decided(view, observation)
             is_short = decision.reason is DecisionReason.CAPACITY_UNAVAILABLE
             note = room.message if is_short else note
-        return Told(
+        return ExplainedDecision(
             decision=decision,
             observation=observation,
             note=note,
@@ -342,47 +342,47 @@ class Autoscaler:
         nodes = await self._nodes.nodes()
         if nodes is None:
             return None
-        unplaced = max(view.in_force - sum(one.has_node for one in view.pods), 0)
+        unplaced = max(view.in_force - sum(pod.has_node for pod in view.pods), 0)
         return room_for(replica_shape(template), nodes, unplaced)
 
-    async def _write(self, view: _View, told: Told, history: History) -> None:
+    async def _write(self, view: _View, explained: ExplainedDecision, history: History) -> None:
         """Write the decision; only what was written is remembered."""
-        memory, decision = view.memory, told.decision
+        memory, decision = view.memory, explained.decision
         numbers = next_status(view.service.spec.scaling, view.status, decision)
         changed = replace(
             memory,
             history=history,
-            decisions=with_decision(memory.decisions, told, from_unix_s(view.now)),
+            decisions=with_decision(memory.decisions, explained, from_unix_s(view.now)),
         )
-        await self._publisher.write(view.found, numbers, changed, told)
+        await self._publisher.write(view.isvc, numbers, changed, explained)
         memory.history, memory.decisions = changed.history, changed.decisions
         self._metrics.set_replicas(
             view.key,
             desired=numbers.desired_replicas or view.in_force,
-            ready=told.observation.ready,
+            ready=explained.observation.ready,
         )
         self._metrics.count_decision(
             view.key,
             str(decision.reason),
             recommended=decision.recommended,
-            is_problem=told.is_metrics_problem,
+            is_problem=explained.is_metrics_problem,
         )
 
 
-def _record(view: _View, told: Told) -> History:
+def _record(view: _View, explained: ExplainedDecision) -> History:
     """Return the history with the decision; in mode Recommend no number changes by it."""
-    decision = told.decision
+    decision = explained.decision
     if view.service.spec.scaling.mode != "Auto":
-        decision = replace(decision, desired=told.observation.desired)
-    return view.memory.history.append(view.now, told.observation, decision)
+        decision = replace(decision, desired=explained.observation.desired)
+    return view.memory.history.append(view.now, explained.observation, decision)
 
 
-def _parsed(found: dict[str, Any], memory: Memory) -> InferenceService | None:
+def _parsed(isvc: dict[str, Any], memory: Memory) -> InferenceService | None:
     """Return the parsed spec, which is kept until its generation changes; None: it is invalid."""
-    generation = found["metadata"]["generation"]
+    generation = isvc["metadata"]["generation"]
     if memory.parsed is None or memory.parsed[0] != generation:
         try:
-            memory.parsed = (generation, parse_object(found))
+            memory.parsed = (generation, parse_object(isvc))
         except ManifestError:
             memory.parsed = (generation, None)
     return memory.parsed[1]

@@ -41,7 +41,7 @@ _LIMITS: Final = frozenset(
         DecisionReason.STABILIZING,
     }
 )
-_CHANGES: Final = frozenset(str(one) for one in DecisionReason if not one.is_hold)
+_CHANGES: Final = frozenset(str(reason) for reason in DecisionReason if not reason.is_hold)
 _DIGITS: Final = 4
 _CURRENT: Final = "current"
 """Input of a decision: the number before it."""
@@ -52,8 +52,8 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One decision with all that is told about it."""
+class ExplainedDecision:
+    """A decision with what status, log and Events say of it."""
 
     decision: Decision
     observation: Observation
@@ -77,26 +77,28 @@ def scaling_document(
     numbers: StatusScaling, decisions: Sequence[Document], cold_start_s: float
 ) -> Document:
     """Return status.scaling."""
-    found: Document = {**numbers.document()}
+    document: Document = {**numbers.document()}
     if cold_start_s:
-        found["coldStartSeconds"] = round(cold_start_s, 1)
+        document["coldStartSeconds"] = round(cold_start_s, 1)
     if decisions:
-        found["decisions"] = list(decisions)
-    return found
+        document["decisions"] = list(decisions)
+    return document
 
 
-def with_decision(decisions: Iterable[Document], told: Told, now: str) -> list[Document]:
+def with_decision(
+    decisions: Iterable[Document], explained: ExplainedDecision, now: str
+) -> list[Document]:
     """Return the decisions with one more, newest last; one like the newest goes on with it."""
     kept = list(decisions)
-    decision = told.decision
+    decision = explained.decision
     entry: Document = {
         "firstTime": now,
         "lastTime": now,
         "replicas": decision.desired,
         "recommended": decision.recommended,
         "reason": str(decision.reason),
-        "message": told.message,
-        "inputs": _inputs(told),
+        "message": explained.message,
+        "inputs": _inputs(explained),
     }
     if kept and (kept[-1]["replicas"], kept[-1]["reason"]) == (entry["replicas"], entry["reason"]):
         entry["firstTime"] = kept.pop()["firstTime"]
@@ -104,10 +106,14 @@ def with_decision(decisions: Iterable[Document], told: Told, now: str) -> list[D
 
 
 def scaling_conditions(
-    told: Told, previous: Iterable[Mapping[str, Any]], *, generation: int, now: str
+    explained: ExplainedDecision,
+    previous: Iterable[Mapping[str, Any]],
+    *,
+    generation: int,
+    now: str,
 ) -> list[Document]:
     """Return the conditions that a decision sets."""
-    current = [_active(told), _limited(told), _feasible(told), _capacity(told)]
+    current = [_active(explained), _limited(explained), _feasible(explained), _capacity(explained)]
     return merge_conditions(previous, current, generation=generation, now=now)
 
 
@@ -121,11 +127,14 @@ def kept_history(
     """
     scaling = status.get("scaling") or {}
     changes = tuple(
-        Change(to_unix_s(one["firstTime"]), round(before), one["replicas"])
-        for one in scaling.get("decisions") or ()
-        if one["reason"] in _CHANGES and (before := one.get("inputs", {}).get(_CURRENT)) is not None
+        Change(to_unix_s(entry["firstTime"]), round(before), entry["replicas"])
+        for entry in scaling.get("decisions") or ()
+        if entry["reason"] in _CHANGES
+        and (before := entry.get("inputs", {}).get(_CURRENT)) is not None
     )
-    moments = [one.at_s for one in changes[-1:]] + ([] if settled_at is None else [settled_at])
+    moments = [change.at_s for change in changes[-1:]] + (
+        [] if settled_at is None else [settled_at]
+    )
     cold_start_s = scaling.get("coldStartSeconds")
     return History(
         changes=changes,
@@ -150,7 +159,9 @@ def is_due(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 def own_part(status: Mapping[str, Any]) -> Document:
     """Return the part of a status that the autoscaler writes."""
     conditions = [
-        dict(found) for one in ScalingConditionType if (found := find_condition(status, one))
+        dict(condition)
+        for kind in ScalingConditionType
+        if (condition := find_condition(status, kind))
     ]
     return {"scaling": dict(status.get("scaling") or {}), "conditions": conditions}
 
@@ -161,46 +172,49 @@ def _essence(part: Mapping[str, Any]) -> Document:
     decisions = scaling.pop("decisions", ())
     return {
         **scaling,
-        "decisions": [(one["firstTime"], one["replicas"], one["reason"]) for one in decisions],
+        "decisions": [
+            (entry["firstTime"], entry["replicas"], entry["reason"]) for entry in decisions
+        ],
         "conditions": {
-            one["type"]: (one["status"], one.get("reason")) for one in part.get("conditions", ())
+            condition["type"]: (condition["status"], condition.get("reason"))
+            for condition in part.get("conditions", ())
         },
     }
 
 
-def _active(told: Told) -> Condition:
-    kind, reason = ScalingConditionType.SCALING_ACTIVE, str(told.decision.reason)
-    if told.is_metrics_problem:
-        return Condition(kind, ConditionStatus.FALSE, reason, told.message)
-    if told.observation.problem is not None:
+def _active(explained: ExplainedDecision) -> Condition:
+    kind, reason = ScalingConditionType.SCALING_ACTIVE, str(explained.decision.reason)
+    if explained.is_metrics_problem:
+        return Condition(kind, ConditionStatus.FALSE, reason, explained.message)
+    if explained.observation.problem is not None:
         # No replica answers, so there is nothing to measure.
-        return Condition(kind, ConditionStatus.UNKNOWN, reason, told.message)
-    if told.observation.unseen or told.remarks.strangers or told.remarks.warnings:
-        text = told.remarks.left_out
+        return Condition(kind, ConditionStatus.UNKNOWN, reason, explained.message)
+    if explained.observation.unseen or explained.remarks.strangers or explained.remarks.warnings:
+        text = explained.remarks.left_out
         return Condition(kind, ConditionStatus.TRUE, reasons.PARTIAL_METRICS, text)
     text = "the metrics can be trusted"
-    if told.observation.is_at_zero:
+    if explained.observation.is_at_zero:
         text = "without a replica there is nothing to measure; requests are counted"
     return Condition(kind, ConditionStatus.TRUE, reasons.VALID_METRICS, text)
 
 
-def _limited(told: Told) -> Condition:
-    kind, reason = ScalingConditionType.SCALING_LIMITED, str(told.decision.reason)
-    if told.remarks.time_zones:
+def _limited(explained: ExplainedDecision) -> Condition:
+    kind, reason = ScalingConditionType.SCALING_LIMITED, str(explained.decision.reason)
+    if explained.remarks.time_zones:
         # It lasts until the spec changes; the limits come and go, and decisions name them.
-        text = told.remarks.schedule
+        text = explained.remarks.schedule
         return Condition(kind, ConditionStatus.TRUE, reasons.UNKNOWN_TIME_ZONE, text)
-    if told.decision.reason in _LIMITS:
-        return Condition(kind, ConditionStatus.TRUE, reason, told.message)
+    if explained.decision.reason in _LIMITS:
+        return Condition(kind, ConditionStatus.TRUE, reason, explained.message)
     text = "no limit is in the way"
     return Condition(kind, ConditionStatus.FALSE, reasons.DESIRED_WITHIN_RANGE, text)
 
 
-def _feasible(told: Told) -> Condition:
-    kind, observation = ScalingConditionType.SLO_FEASIBLE, told.observation
-    if told.decision.reason is DecisionReason.SLO_INFEASIBLE or observation.infeasible_targets:
+def _feasible(explained: ExplainedDecision) -> Condition:
+    kind, observation = ScalingConditionType.SLO_FEASIBLE, explained.observation
+    if explained.decision.reason is DecisionReason.SLO_INFEASIBLE or observation.infeasible_targets:
         reason = str(DecisionReason.SLO_INFEASIBLE)
-        return Condition(kind, ConditionStatus.FALSE, reason, _infeasible_text(told))
+        return Condition(kind, ConditionStatus.FALSE, reason, _infeasible_text(explained))
     estimates = (
         observation.zero_load_ttft_s if observation.ttft else 0.0,
         observation.zero_load_tpot_s if observation.tpot else 0.0,
@@ -212,8 +226,8 @@ def _feasible(told: Told) -> Condition:
     return Condition(kind, ConditionStatus.TRUE, reasons.TARGETS_FEASIBLE, text)
 
 
-def _infeasible_text(told: Told) -> str:
-    observation = told.observation
+def _infeasible_text(explained: ExplainedDecision) -> str:
+    observation = explained.observation
     pairs = (
         ("TTFT", observation.ttft, observation.zero_load_ttft_s),
         ("TPOT", observation.tpot, observation.zero_load_tpot_s),
@@ -224,34 +238,38 @@ def _infeasible_text(told: Told) -> str:
         for name, signal, idle_s in pairs
         if signal and idle_s is not None and idle_s > signal.target_s
     ]
-    return f"{'; '.join(parts)}; raise the target" if parts else told.message
+    return f"{'; '.join(parts)}; raise the target" if parts else explained.message
 
 
-def _capacity(told: Told) -> Condition:
+def _capacity(explained: ExplainedDecision) -> Condition:
     kind = ScalingConditionType.CAPACITY_AVAILABLE
-    if told.decision.reason is DecisionReason.CAPACITY_UNAVAILABLE:
-        reason = str(told.decision.reason)
-        return Condition(kind, ConditionStatus.FALSE, reason, told.message)
-    if told.observation.overdue:
-        return Condition(kind, ConditionStatus.FALSE, reasons.REPLICAS_OVERDUE, told.remarks.lost)
-    if told.observation.stalled:
-        return Condition(kind, ConditionStatus.FALSE, reasons.REPLICAS_STALLED, told.remarks.lost)
+    if explained.decision.reason is DecisionReason.CAPACITY_UNAVAILABLE:
+        reason = str(explained.decision.reason)
+        return Condition(kind, ConditionStatus.FALSE, reason, explained.message)
+    if explained.observation.overdue:
+        return Condition(
+            kind, ConditionStatus.FALSE, reasons.REPLICAS_OVERDUE, explained.remarks.lost
+        )
+    if explained.observation.stalled:
+        return Condition(
+            kind, ConditionStatus.FALSE, reasons.REPLICAS_STALLED, explained.remarks.lost
+        )
     text = "no replica is held back for want of room on the nodes"
     return Condition(kind, ConditionStatus.TRUE, reasons.ENOUGH_CAPACITY, text)
 
 
-def _inputs(told: Told) -> Document:
+def _inputs(explained: ExplainedDecision) -> Document:
     """Return the figures by their names in the API; those that are unknown are left out."""
-    observation = told.observation
-    found: dict[str, float | None] = dict(told.decision.inputs)
+    observation = explained.observation
+    inputs: dict[str, float | None] = dict(explained.decision.inputs)
     for name, signal in (("ttft", observation.ttft), ("tpot", observation.tpot)):
         if signal is not None:
-            found[f"{name}_s"] = signal.value_s
-            found[f"{name}_samples"] = signal.num_samples
-    found |= told.engine
+            inputs[f"{name}_s"] = signal.value_s
+            inputs[f"{name}_samples"] = signal.num_samples
+    inputs |= explained.engine
     return {
         _camel(name): rounded
-        for name, value in sorted(found.items())
+        for name, value in sorted(inputs.items())
         if (rounded := _rounded(value)) is not None
     }
 

@@ -32,14 +32,14 @@ def read_exposition(body: bytes, read_at: float) -> Reading | None:
 
     Only the needed lines are parsed: the text has hundreds, and a reading is made all the time.
     """
-    found = {name: _value(body, name) for name in _NEEDED}
-    received = found[_NEEDED[0]]
+    values = {name: _value(body, name) for name in _NEEDED}
+    received = values[_NEEDED[0]]
     if received is None:
         return None
     return Reading(
         received=received,
-        exposed_at=found[_NEEDED[1]],
-        started_at=found[_NEEDED[2]],
+        exposed_at=values[_NEEDED[1]],
+        started_at=values[_NEEDED[2]],
         read_at=read_at,
     )
 

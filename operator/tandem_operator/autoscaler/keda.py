@@ -104,7 +104,9 @@ def _refused(namespace: str, name: str) -> str:
     selectors = (
         f'{{{label}="{namespace}",name="{name}"}}' for label in ("exported_namespace", "namespace")
     )
-    series = " or ".join(f"tandem_operator_autoscaler_refused_requests{one}" for one in selectors)
+    series = " or ".join(
+        f"tandem_operator_autoscaler_refused_requests{selector}" for selector in selectors
+    )
     return f"clamp_max(sum({series}), 1) or vector(0)"
 
 

@@ -79,7 +79,7 @@ class Measured:
 
 def unmeasured(doubt: Doubt, replicas: Sequence[Replica], desired: int) -> Measured:
     """Return what is known of a service without any signal."""
-    ready = sum(one.is_ready for one in replicas)
+    ready = sum(replica.is_ready for replica in replicas)
     return Measured(
         observation=Observation(
             ready=ready, starting=len(replicas) - ready, desired=desired, problem=doubt.problem
@@ -201,14 +201,14 @@ def _doubt(
             text = f"Prometheus gives no {name} of the service: the window needs two scrapes"
             return Doubt(SignalProblem.MISSING, f"{text} at least")
     samples = (signals.get("ttft_samples"), signals.get("tpot_samples"))
-    if any(one is not None and not 0 <= one < _MAX_SAMPLES for one in samples):
+    if any(count is not None and not 0 <= count < _MAX_SAMPLES for count in samples):
         return Doubt(SignalProblem.NOT_A_NUMBER, "the number of requests in the window is none")
     return None
 
 
 def _rate_elsewhere(signals: Signals, others: AbstractSet[str]) -> float:
     """Return the requests a second that came to replicas which start or end: demand, too."""
-    scraped = {pod: one.arrival_rate or 0.0 for pod, one in signals.pods.items()}
+    scraped = {pod: sample.arrival_rate or 0.0 for pod, sample in signals.pods.items()}
     rates = {**scraped, **signals.ended}
     return sum(rate for pod, rate in rates.items() if pod not in others and is_amount(rate))
 

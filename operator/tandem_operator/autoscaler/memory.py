@@ -56,16 +56,16 @@ class Memory:
     """Periods in which no replica is to be read."""
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], pods: Iterable[ReplicaPod], max_gap_s: float) -> Self:
+    def of(cls, isvc: Mapping[str, Any], pods: Iterable[ReplicaPod], max_gap_s: float) -> Self:
         """Return what the status of the object `found` and its pods still tell."""
-        status = found.get("status") or {}
+        status = isvc.get("status") or {}
         scaling = status.get("scaling") or {}
         ready = {pod.uid: pod.ready_at for pod in pods if pod.ready_at is not None}
         settled_at = max(ready.values(), default=None)
         # A pod that was ready, was not, and is again looks like one that started slowly.
         is_known = "coldStartSeconds" in scaling
         return cls(
-            uid=found["metadata"]["uid"],
+            uid=isvc["metadata"]["uid"],
             history=kept_history(status, settled_at=settled_at, max_gap_s=max_gap_s),
             decisions=list(scaling.get("decisions") or ()),
             measured=set(ready) if is_known else set(),

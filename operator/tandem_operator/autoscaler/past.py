@@ -66,22 +66,22 @@ def read_matrix(body: bytes) -> dict[float, list[Sample]]:
         lines = _MATRIX.decode(result_of(body, "matrix"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise not_an_answer(error) from error
-    found: dict[float, list[Sample]] = {}
+    moments: dict[float, list[Sample]] = {}
     for line in lines:
         for value in line.values:
-            found.setdefault(value[0], []).append(Sample(value=value, metric=line.metric))
-    return dict(sorted(found.items()))
+            moments.setdefault(value[0], []).append(Sample(value=value, metric=line.metric))
+    return dict(sorted(moments.items()))
 
 
 def read_numbers(samples: Mapping[float, list[Sample]]) -> dict[float, Numbers]:
     """Return the numbers of replicas by moment, where the operator exposed both."""
-    found = {}
+    numbers = {}
     for at_s, group in samples.items():
         values = signals_of(group).values
         desired, ready = values.get("desired", math.nan), values.get("ready", math.nan)
         if math.isfinite(desired) and math.isfinite(ready):
-            found[at_s] = Numbers(round(desired), round(ready))
-    return found
+            numbers[at_s] = Numbers(round(desired), round(ready))
+    return numbers
 
 
 def moments(

@@ -79,19 +79,19 @@ def _unknown(time_zones: Iterable[str]) -> Iterator[str]:
 def _minimum(scaling: ScalingSpec, cold_start_s: float, now: float) -> int:
     if not scaling.schedule:
         return scaling.min_replicas
-    offsets = {one.time_zone: _offset_s(one.time_zone, now) for one in scaling.schedule}
+    offsets = {entry.time_zone: _offset_s(entry.time_zone, now) for entry in scaling.schedule}
     known = {name: offset for name, offset in offsets.items() if offset is not None}
-    schedule = [one for one in _schedule(scaling) if one.time_zone in known]
+    schedule = [entry for entry in _schedule(scaling) if entry.time_zone in known]
     return minimum_at(schedule, scaling.min_replicas, now, known, lead_s=cold_start_s)
 
 
 def _schedule(scaling: ScalingSpec) -> Iterator[ScheduledMinimum]:
-    for one in scaling.schedule:
+    for entry in scaling.schedule:
         yield ScheduledMinimum(
-            cron=parse_cron(one.start),
-            duration_s=one.duration_s,
-            time_zone=one.time_zone,
-            min_replicas=one.min_replicas,
+            cron=parse_cron(entry.start),
+            duration_s=entry.duration_s,
+            time_zone=entry.time_zone,
+            min_replicas=entry.min_replicas,
         )
 
 

@@ -89,7 +89,7 @@ class PrometheusClient:
             raise self._failure[1]
         try:
             body = await self._ask(url, _form(scope))
-            found = read_answer(body)
+            signals = read_answer(body)
         except InvalidAnswer as error:
             self._count(Unusable.result)
             raise Unusable(f"the answer of {self._settings.url} cannot be used: {error}") from error
@@ -100,7 +100,7 @@ class PrometheusClient:
             raise
         self._failure = None
         self._count("ok")
-        return found
+        return signals
 
     async def span(self, query: str, start_s: float, end_s: float, step_s: float) -> bytes:
         """Return the answer to a range query, undecoded. Moments are Unix time.

@@ -9,7 +9,7 @@ from tandem_operator import reasons
 from tandem_operator.autoscale.mode import StatusScaling
 from tandem_operator.autoscaler.document import (
     Document,
-    Told,
+    ExplainedDecision,
     is_due,
     own_part,
     scaling_conditions,
@@ -40,7 +40,11 @@ class Publisher:
         self._events = events
 
     async def write(
-        self, found: Object, numbers: StatusScaling, memory: Memory, told: Told | None = None
+        self,
+        isvc: Object,
+        numbers: StatusScaling,
+        memory: Memory,
+        explained: ExplainedDecision | None = None,
     ) -> None:
         """Write the numbers, and in modes with an autoscaler its decision.
 
@@ -48,64 +52,74 @@ class Publisher:
             Conflict: the object is not the one that was decided on any more.
             KubeError: it was not written.
         """
-        before = found.get("status") or {}
-        document = _document(found, numbers, memory, told)
+        before = isvc.get("status") or {}
+        document = _document(isvc, numbers, memory, explained)
         if not is_due(own_part(before), document):
             return
-        manifest = _status_manifest(found, document)
+        manifest = _status_manifest(isvc, document)
         await self._kube.apply_status(INFERENCE_SERVICE, manifest, manager=names.AUTOSCALER)
-        if told is not None:
-            await self._record_events(found, before, document, told)
+        if explained is not None:
+            await self._record_events(isvc, before, document, explained)
 
     async def _record_events(
-        self, found: Object, before: Mapping[str, Any], document: Document, told: Told
+        self,
+        isvc: Object,
+        before: Mapping[str, Any],
+        document: Document,
+        explained: ExplainedDecision,
     ) -> None:
-        key = NamespacedName.of(found)
-        new_events = _events(before, document, told)
+        key = NamespacedName.of(isvc)
+        new_events = _events(before, document, explained)
         for new in new_events:
             level = logging.WARNING if new.type == "Warning" else logging.INFO
             _log.log(level, "%s: %s: %s", key, new.reason, new.message)
-        await self._events.post(found, new_events, time.monotonic())
+        await self._events.post(isvc, new_events, time.monotonic())
 
 
-def _document(found: Object, numbers: StatusScaling, memory: Memory, told: Told | None) -> Document:
+def _document(
+    isvc: Object, numbers: StatusScaling, memory: Memory, explained: ExplainedDecision | None
+) -> Document:
     conditions: list[Document] = []
-    if told is not None:
+    if explained is not None:
         conditions = scaling_conditions(
-            told,
-            (found.get("status") or {}).get("conditions") or (),
-            generation=found["metadata"]["generation"],
+            explained,
+            (isvc.get("status") or {}).get("conditions") or (),
+            generation=isvc["metadata"]["generation"],
             now=now_text(),
         )
     scaling = scaling_document(numbers, memory.decisions, memory.history.cold_start_s)
     return {"scaling": scaling, "conditions": conditions}
 
 
-def _status_manifest(found: Object, document: Document) -> Document:
+def _status_manifest(isvc: Object, document: Document) -> Document:
     # The uid keeps the status from another object that has taken the name meanwhile; the
     # resourceVersion from one that another decision, or another spec, has changed.
     kept = ("name", "namespace", "uid", "resourceVersion")
     return {
-        "apiVersion": found["apiVersion"],
-        "kind": found["kind"],
-        "metadata": {name: found["metadata"][name] for name in kept},
+        "apiVersion": isvc["apiVersion"],
+        "kind": isvc["kind"],
+        "metadata": {name: isvc["metadata"][name] for name in kept},
         "status": document,
     }
 
 
-def _events(before: Mapping[str, Any], document: Document, told: Told) -> list[NewEvent]:
+def _events(
+    before: Mapping[str, Any], document: Document, explained: ExplainedDecision
+) -> list[NewEvent]:
     """Return the Events about a change of the number, and a problem that begins or ends."""
-    changed = _scaled(before, document, told)
+    changed = _scaled(before, document, explained)
     problem = _problem(before, document)
-    return [one for one in (changed, problem) if one is not None]
+    return [event for event in (changed, problem) if event is not None]
 
 
-def _scaled(before: Mapping[str, Any], document: Document, told: Told) -> NewEvent | None:
+def _scaled(
+    before: Mapping[str, Any], document: Document, explained: ExplainedDecision
+) -> NewEvent | None:
     old = (before.get("scaling") or {}).get("desiredReplicas")
     new = document["scaling"].get("desiredReplicas")
     if old is None or new is None or old == new:
         return None
-    text = f"from {old} to {new} replicas, {told.decision.reason}: {told.message}"
+    text = f"from {old} to {new} replicas, {explained.decision.reason}: {explained.message}"
     return NewEvent("Normal", reasons.SCALED_UP if new > old else reasons.SCALED_DOWN, text)
 
 

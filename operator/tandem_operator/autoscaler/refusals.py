@@ -43,8 +43,8 @@ class Refusals:
                 page = await read_page(self._address.format(ip=f"[{ip}]" if ":" in ip else ip))
         except (TimeoutError, OSError, ValueError):
             return None
-        found = _COUNT.search(page or b"")
-        return int(found[1]) if found else None
+        match = _COUNT.search(page or b"")
+        return int(match[1]) if match else None
 
 
 def _head_ip(pods: Iterable[Mapping[str, Any]], cluster: str | None) -> str | None:

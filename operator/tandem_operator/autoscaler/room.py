@@ -85,7 +85,7 @@ def nodes_with_room(
         if pod.spec.node_name and pod.status.phase not in _ENDED:
             _add(taken.setdefault(pod.spec.node_name, {}), _requests_of(pod.spec))
     return tuple(
-        _node(one, taken.get(one["metadata"]["name"], {})) for one in nodes if _takes_pods(one)
+        _node(node, taken.get(node["metadata"]["name"], {})) for node in nodes if _takes_pods(node)
     )
 
 
@@ -134,18 +134,20 @@ def _missing(shape: ReplicaShape, nodes: Sequence[Node]) -> str:
 
 
 def _short(free: Amounts, requests: Amounts) -> list[str]:
-    return sorted(name for name, one in requests.items() if one > free.get(name, Fraction()))
+    return sorted(name for name, amount in requests.items() if amount > free.get(name, Fraction()))
 
 
 def _fits(free: Amounts, requests: Amounts) -> int:
-    counts = (free.get(name, Fraction()) // one for name, one in requests.items() if one > 0)
+    counts = (
+        free.get(name, Fraction()) // amount for name, amount in requests.items() if amount > 0
+    )
     return max(min(counts, default=0), 0)
 
 
 def _may_run_on(node: Node, shape: ReplicaShape) -> bool:
-    has_labels = all(node.labels.get(name) == one for name, one in shape.node_selector.items())
+    has_labels = all(node.labels.get(name) == value for name, value in shape.node_selector.items())
     return has_labels and all(
-        any(_tolerates(one, taint) for one in shape.tolerations)
+        any(_tolerates(toleration, taint) for toleration in shape.tolerations)
         for taint in node.taints
         if taint.get("effect") in _KEEPS_OUT
     )
@@ -182,12 +184,12 @@ def _node(node: Mapping[str, Any], taken: Amounts) -> Node:
 def _requests_of(spec: _PodSpec) -> dict[str, Fraction]:
     """Return the effective requests of a pod, as the scheduler counts them."""
     total: dict[str, Fraction] = {PODS: Fraction(1)}
-    for one in spec.containers:
-        _add(total, _amounts(one.resources.requests))
+    for container in spec.containers:
+        _add(total, _amounts(container.resources.requests))
     first: dict[str, Fraction] = {}
-    for one in spec.init_containers:
-        requests = _amounts(one.resources.requests)
-        if one.restart_policy == "Always":
+    for container in spec.init_containers:
+        requests = _amounts(container.resources.requests)
+        if container.restart_policy == "Always":
             # A sidecar: it runs beside the containers.
             _add(total, requests)
         for name, amount in requests.items():
@@ -199,8 +201,8 @@ def _requests_of(spec: _PodSpec) -> dict[str, Fraction]:
 
 
 def _amounts(texts: Mapping[str, str | int]) -> dict[str, Fraction]:
-    found = ((name, parse_quantity(str(text))) for name, text in texts.items())
-    return {name: amount for name, amount in found if amount is not None}
+    amounts = ((name, parse_quantity(str(text))) for name, text in texts.items())
+    return {name: amount for name, amount in amounts if amount is not None}
 
 
 def _add(total: dict[str, Fraction], more: Amounts) -> None:

@@ -107,7 +107,7 @@ class PodSample:
         yield from (self.zero_load_ttft_s, self.zero_load_tpot_s)
 
 
-_FIELDS: Final = frozenset(one.name for one in fields(PodSample))
+_FIELDS: Final = frozenset(field.name for field in fields(PodSample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ def read_answer(body: bytes) -> Signals:
         vector = _VECTOR.decode(_result(answer, "vector"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise not_an_answer(error) from error
-    warnings = [one[:_MAX_TEXT] for one in answer.warnings]
+    warnings = [warning[:_MAX_TEXT] for warning in answer.warnings]
     if answer.is_partial and not warnings:
         warnings = ["the answer is partial"]
     return replace(signals_of(vector), warnings=tuple(warnings))
@@ -286,8 +286,8 @@ def _result(answer: _Answer, result_type: str) -> msgspec.Raw:
     if answer.status != "success":
         raise InvalidAnswer(f"Prometheus refuses the query: {answer.error[:_MAX_TEXT]}")
     if answer.data.result_type != result_type:
-        found = answer.data.result_type[:_MAX_TEXT]
-        raise InvalidAnswer(f"it has a {found!r}, no {result_type}")
+        actual = answer.data.result_type[:_MAX_TEXT]
+        raise InvalidAnswer(f"it has a {actual!r}, no {result_type}")
     return answer.data.result
 
 

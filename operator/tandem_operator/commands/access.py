@@ -53,11 +53,11 @@ class Access(NamedTuple):
         try:
             incluster_config.load_incluster_config(configuration)
             tls = _take_tls(configuration)
-            found = namespace.read_text(encoding="utf-8").strip()
+            name = namespace.read_text(encoding="utf-8").strip()
         except (ConfigException, OSError, ValueError) as error:
             raise account_error(error) from None
         _exempt_loopback(configuration)
-        return cls(_client(configuration, tls), found)
+        return cls(_client(configuration, tls), name)
 
     @classmethod
     def _of_context(cls, context: Context) -> Self:

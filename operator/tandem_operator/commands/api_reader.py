@@ -125,11 +125,11 @@ class ApiReader:
 
     def _object(self, text: bytes, is_expected: Callable[[Object], bool]) -> Object:
         try:
-            found = _parsed(text)
+            document = _parsed(text)
         except ValueError:
-            found = None
-        if isinstance(found, dict) and is_expected(found):
-            return found
+            document = None
+        if isinstance(document, dict) and is_expected(document):
+            return document
         raise ClusterError(
             f"{self.server} answers with something that is not Kubernetes' own; is a proxy or a "
             "login page in between? --context names another Kubernetes"
@@ -146,7 +146,7 @@ class ApiReader:
                     "kubeconfig, or name another Kubernetes with --context"
                 ) from error
             cause = _cause(error)
-            if any(isinstance(one, urllib3.exceptions.ProxyError) for one in _chain(error)):
+            if any(isinstance(cause, urllib3.exceptions.ProxyError) for cause in _chain(error)):
                 cause = f"its proxy {self._access.proxy}: {cause}"
             raise ClusterError(
                 f"the Kubernetes at {self.server} does not answer ({cause}); is it running, and is "
@@ -213,7 +213,7 @@ def _reason(response: RESTResponse, body: bytes) -> str:
 
 def _tls_cause(error: BaseException) -> str:
     """Return the cause of a TLS handshake that failed; empty: it is not that."""
-    causes = [one for one in _chain(error) if isinstance(one, ssl.SSLError)]
+    causes = [cause for cause in _chain(error) if isinstance(cause, ssl.SSLError)]
     return str(causes[-1]) if causes else ""
 
 

@@ -43,8 +43,8 @@ class Blocker:
 def find_blocker(snapshot: ServiceSnapshot) -> Blocker:
     """Return the first thing that keeps the service from its desired state."""
     for finder in _FINDERS:
-        if found := finder(snapshot):
-            return _mark_overdue(found, snapshot)
+        if blocker := finder(snapshot):
+            return _mark_overdue(blocker, snapshot)
     return (
         _deadline_exceeded(snapshot)
         or _replica_missing(snapshot)
@@ -128,12 +128,12 @@ def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
         return None
     for name, failure in snapshot.blocked_pods():
         return Blocker(failure, _describe(snapshot, name))
-    for one in snapshot.warnings():
-        if one.reason in _BLOCKING_REASONS:
-            about = f"{one.kind} {one.name}: {one.message}"
-            times = f", {one.count} times" if one.count > 1 else ""
-            text = f"{about} ({one.reason}, {snapshot.since(one.at)} ago{times})"
-            return Blocker(text, _describe(snapshot, one.name, kind=one.kind.lower()))
+    for event in snapshot.warnings():
+        if event.reason in _BLOCKING_REASONS:
+            about = f"{event.kind} {event.name}: {event.message}"
+            times = f", {event.count} times" if event.count > 1 else ""
+            text = f"{about} ({event.reason}, {snapshot.since(event.at)} ago{times})"
+            return Blocker(text, _describe(snapshot, event.name, kind=event.kind.lower()))
     return None
 
 

@@ -58,8 +58,15 @@ class Cluster:
 
     def ray_service(self, name: str, namespace: str) -> Object | None:
         """Return the RayService of this name; None: there is none, or it may not be read."""
-        found = self._list_if_possible(RAY_SERVICE, namespace)
-        return next((one for one in found if one["metadata"]["name"] == name), None)
+        ray_services = self._list_if_possible(RAY_SERVICE, namespace)
+        return next(
+            (
+                ray_service
+                for ray_service in ray_services
+                if ray_service["metadata"]["name"] == name
+            ),
+            None,
+        )
 
     def pods(self, labels: Mapping[str, str], namespace: str) -> list[Object]:
         """List the pods with these labels; none where they may not be read."""
@@ -176,13 +183,13 @@ class Cluster:
             everything = self.services(EVERYWHERE)
         except ClusterError:
             everything = self.services(namespace)
-        elsewhere = [_key(one)[0] for one in everything if _key(one)[1] == name]
+        elsewhere = [_key(isvc)[0] for isvc in everything if _key(isvc)[1] == name]
         if elsewhere:
             return (
                 f"there is no service '{name}' in namespace {namespace}; there is one in "
                 f"{' and '.join(elsewhere)}: add -n {elsewhere[0]}"
             )
-        names = [_key(one)[1] for one in everything if _key(one)[0] == namespace]
+        names = [_key(isvc)[1] for isvc in everything if _key(isvc)[0] == namespace]
         return f"there is no service '{name}' in namespace {namespace}; {_instead(name, names)}"
 
 

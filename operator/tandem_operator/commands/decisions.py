@@ -22,10 +22,10 @@ _SHOWN: Final = (
 def last_decision_text(service: Object, now: str) -> str:
     """Return the newest decision as a sentence; empty: the autoscaler decides nothing here."""
     mode = ((service.get("spec") or {}).get("scaling") or {}).get("mode", "Manual")
-    found = _decisions(service)
-    if mode not in {"Auto", "Recommend"} or not found:
+    decisions = _decisions(service)
+    if mode not in {"Auto", "Recommend"} or not decisions:
         return ""
-    last = found[-1]
+    last = decisions[-1]
     verb = "decides for" if mode == "Auto" else "would take"
     since = age_between(last["firstTime"], now)
     return (
@@ -36,17 +36,20 @@ def last_decision_text(service: Object, now: str) -> str:
 
 def decision_lines(service: Object, now: str) -> Iterator[str]:
     """Yield the decisions of a service, the newest first, each with the figures behind it."""
-    found = _decisions(service)
+    decisions = _decisions(service)
     yield ""
-    if not found:
+    if not decisions:
         yield "The autoscaler has decided nothing; it does in modes Auto and Recommend."
         return
-    for one in reversed(found):
-        first, last = age_between(one["firstTime"], now), age_between(one["lastTime"], now)
+    for decision in reversed(decisions):
+        first, last = (
+            age_between(decision["firstTime"], now),
+            age_between(decision["lastTime"], now),
+        )
         span = f"{first} ago" if first == last else f"{first} to {last} ago"
-        replicas = count_of(one["replicas"], "replica")
-        yield f"{span}: {replicas}, {one['reason']}: {one['message']}"
-        if figures := _figures(one.get("inputs") or {}):
+        replicas = count_of(decision["replicas"], "replica")
+        yield f"{span}: {replicas}, {decision['reason']}: {decision['message']}"
+        if figures := _figures(decision.get("inputs") or {}):
             yield f"    {figures}"
 
 

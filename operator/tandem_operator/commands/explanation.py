@@ -130,7 +130,7 @@ def _pending(snapshot: ServiceSnapshot) -> str:
 
 def _with_meaning(change_class: str) -> str:
     # The status may be that of another version of the operator.
-    meanings = [one.meaning for one in ChangeClass if one.value == change_class]
+    meanings = [known.meaning for known in ChangeClass if known.value == change_class]
     return f"{change_class} ({meanings[0]})" if meanings else change_class
 
 

@@ -31,14 +31,14 @@ def export_keda(
     typer.echo(text, nl=False)
 
 
-def _text(found: dict[str, object], namespace: str, prometheus: str) -> str:
+def _text(isvc: dict[str, object], namespace: str, prometheus: str) -> str:
     if not prometheus.startswith(("http://", "https://")):
         raise ClusterError(
             f"--prometheus {prometheus} is no URL; write http:// or https://, a host and its port, "
             "as KEDA's operator reaches it"
         )
     try:
-        document = scaled_object(parse_object(found), namespace, prometheus)
+        document = scaled_object(parse_object(isvc), namespace, prometheus)
     except (ManifestError, NotExportable) as error:
         raise ClusterError(str(error)) from error
     return yaml.safe_dump(document, sort_keys=False, width=10**6)

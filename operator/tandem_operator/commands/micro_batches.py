@@ -13,8 +13,8 @@ def micro_batch_line(service: Object, now: str) -> str | None:
     """Return the sentence on micro-batches; None: the service has none."""
     if not has_micro_batches(service):
         return None
-    found = (service.get("status") or {}).get("microBatch") or {}
-    if not found.get("message"):
+    figures = (service.get("status") or {}).get("microBatch") or {}
+    if not figures.get("message"):
         return sentence("micro-batches are on, and no replica has been read yet")
-    age = age_between(found["measuredAt"], now)
-    return sentence(f"{found['message']}; read {age} ago")
+    age = age_between(figures["measuredAt"], now)
+    return sentence(f"{figures['message']}; read {age} ago")

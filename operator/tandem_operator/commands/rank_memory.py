@@ -23,12 +23,12 @@ _PARTS: Final = (
 
 def memory_lines(service: Object, now: str) -> list[str]:
     """Return a sentence for ranks that hold the same; before one is read, for what all may take."""
-    found = (service.get("status") or {}).get("ranks") or {}
-    ranks = found.get("memory") or ()
+    status = (service.get("status") or {}).get("ranks") or {}
+    ranks = status.get("memory") or ()
     if not ranks:
         return [sentence(_unread(service.get("spec") or {}))]
-    age = age_between(found["measuredAt"], now)
-    alike = [list(group) for _, group in groupby(ranks, lambda one: list(_sizes(one)))]
+    age = age_between(status["measuredAt"], now)
+    alike = [list(group) for _, group in groupby(ranks, lambda group: list(_sizes(group)))]
     return [
         sentence(f"{_subject(group, len(ranks))}: {_text(group)}; read {age} ago")
         for group in alike
@@ -61,7 +61,7 @@ def _subject(group: Sequence[Mapping[str, Any]], count: int) -> str:
 
 def _text(group: Sequence[Mapping[str, Any]]) -> str:
     # What a process takes differs by a little from one to the next.
-    process = max(one.get("processBytes", 0) for one in group)
+    process = max(part.get("processBytes", 0) for part in group)
     return ", ".join([*_sizes(group[0]), f"process {size_of(process)}"])
 
 

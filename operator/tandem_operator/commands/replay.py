@@ -72,8 +72,8 @@ def run_replay(
             )
         cluster = Cluster.connect(context)
         namespace = namespace or cluster.namespace
-        found = cluster.service(name, namespace)
-        service = _service(found, options.manifest)
+        isvc = cluster.service(name, namespace)
+        service = _service(isvc, options.manifest)
         _check(service)
         past = asyncio.run(_read_past(service, namespace, name, options, span_s))
         if not past:
@@ -81,7 +81,7 @@ def run_replay(
                 f"{options.prometheus} has no figures of service '{name}' in namespace "
                 f"{namespace} for the last {options.since}; check that it scrapes the replicas"
             )
-        replayed = _replay(past, service, _cold_start_s(found), options)
+        replayed = _replay(past, service, _cold_start_s(isvc), options)
         if options.plot is not None:
             draw(replayed, options.plot, title=f"Replay of {name}")
             typer.echo(f"wrote {options.plot}", err=True)
@@ -101,10 +101,10 @@ def _seconds(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _service(found: Object, manifest: Path | None) -> InferenceService:
+def _service(isvc: Object, manifest: Path | None) -> InferenceService:
     """Return the service, with `scaling` and `slo` of a manifest where one is given."""
     try:
-        service = parse_object(found)
+        service = parse_object(isvc)
         if manifest is None:
             return service
         other = load_manifest(manifest).spec
@@ -130,8 +130,8 @@ def _check(service: InferenceService) -> None:
         raise ClusterError(f"spec.scaling.schedule of service '{service.name}': {unknown[0]}")
 
 
-def _cold_start_s(found: Object) -> float:
-    scaling = (found.get("status") or {}).get("scaling") or {}
+def _cold_start_s(isvc: Object) -> float:
+    scaling = (isvc.get("status") or {}).get("scaling") or {}
     return float(scaling.get("coldStartSeconds") or _DEFAULT_COLD_START_S)
 
 

@@ -33,17 +33,17 @@ class Summary:
 def summary_of(replayed: Sequence[Replayed], step_s: float) -> Summary:
     """Return the totals; each moment stands for the time until the next, three steps at most."""
     shares = [
-        min(after.recorded.at_s - one.recorded.at_s, 3 * step_s)
-        for one, after in pairwise(replayed)
+        min(after.recorded.at_s - before.recorded.at_s, 3 * step_s)
+        for before, after in pairwise(replayed)
     ] + [step_s] * bool(replayed)
-    ran = [one.recorded.observation.desired for one in replayed]
-    desired = [one.decision.desired for one in replayed]
+    ran = [moment.recorded.observation.desired for moment in replayed]
+    desired = [moment.decision.desired for moment in replayed]
 
     def overloaded_s(ready: Iterable[int]) -> float:
         return sum(
             share
-            for one, share, number in zip(replayed, shares, ready, strict=True)
-            if _is_overloaded(one, number)
+            for moment, share, number in zip(replayed, shares, ready, strict=True)
+            if _is_overloaded(moment, number)
         )
 
     return Summary(
@@ -52,14 +52,14 @@ def summary_of(replayed: Sequence[Replayed], step_s: float) -> Summary:
         replica_hours_replayed=_hours(desired, shares),
         changes_ran=_changes(ran),
         changes_replayed=_changes(desired),
-        overloaded_s_ran=overloaded_s(one.recorded.observation.ready for one in replayed),
-        overloaded_s_replayed=overloaded_s(one.ready for one in replayed),
+        overloaded_s_ran=overloaded_s(moment.recorded.observation.ready for moment in replayed),
+        overloaded_s_replayed=overloaded_s(moment.ready for moment in replayed),
     )
 
 
-def _is_overloaded(one: Replayed, ready: int) -> bool:
-    rate = one.recorded.observation.arrival_rate
-    capacity = one.recorded.observation.capacity_per_replica
+def _is_overloaded(moment: Replayed, ready: int) -> bool:
+    rate = moment.recorded.observation.arrival_rate
+    capacity = moment.recorded.observation.capacity_per_replica
     return rate is not None and capacity is not None and rate > ready * capacity
 
 
@@ -68,7 +68,7 @@ def _hours(numbers: Sequence[int], shares: Sequence[float]) -> float:
 
 
 def _changes(numbers: Sequence[int]) -> int:
-    return sum(one != after for one, after in pairwise(numbers))
+    return sum(before != after for before, after in pairwise(numbers))
 
 
 def table_lines(replayed: Sequence[Replayed], step_s: float) -> Iterator[str]:
@@ -79,38 +79,39 @@ def table_lines(replayed: Sequence[Replayed], step_s: float) -> Iterator[str]:
         cells = (text.ljust(width + 3) for text, width in zip(row, widths, strict=True))
         yield "".join(cells).rstrip()
     yield ""
-    found = summary_of(replayed, step_s)
+    summary = summary_of(replayed, step_s)
     yield (
-        f"{count_of(found.moments, 'moment')}. Replica-hours: {found.replica_hours_ran:.2f} ran, "
-        f"{found.replica_hours_replayed:.2f} in the replay. Changes: {found.changes_ran} and "
-        f"{found.changes_replayed}. More load than was predicted to be carried: "
-        f"{found.overloaded_s_ran:.0f} s and {found.overloaded_s_replayed:.0f} s."
+        f"{count_of(summary.moments, 'moment')}. "
+        f"Replica-hours: {summary.replica_hours_ran:.2f} ran, "
+        f"{summary.replica_hours_replayed:.2f} in the replay. Changes: {summary.changes_ran} and "
+        f"{summary.changes_replayed}. More load than was predicted to be carried: "
+        f"{summary.overloaded_s_ran:.0f} s and {summary.overloaded_s_replayed:.0f} s."
     )
 
 
 def _turns(replayed: Sequence[Replayed]) -> Iterator[Replayed]:
     """Yield the moments at which a number, or the reason for it, differs from the one before."""
     before: tuple[int, int, str] | None = None
-    for one in replayed:
+    for moment in replayed:
         now = (
-            one.recorded.observation.desired,
-            one.decision.desired,
-            str(one.decision.reason),
+            moment.recorded.observation.desired,
+            moment.decision.desired,
+            str(moment.decision.reason),
         )
         if now != before:
-            yield one
+            yield moment
         before = now
 
 
-def _row(one: Replayed) -> tuple[str, ...]:
-    observation = one.recorded.observation
+def _row(moment: Replayed) -> tuple[str, ...]:
+    observation = moment.recorded.observation
     return (
-        from_unix_s(one.recorded.at_s),
+        from_unix_s(moment.recorded.at_s),
         str(observation.desired),
-        str(one.decision.desired),
+        str(moment.decision.desired),
         _figure(observation.arrival_rate),
         _figure(observation.capacity_per_replica),
-        str(one.decision.reason),
+        str(moment.decision.reason),
     )
 
 
@@ -124,18 +125,20 @@ def document(replayed: Sequence[Replayed], step_s: float) -> dict[str, Any]:
         "summary": asdict(summary_of(replayed, step_s)),
         "moments": [
             {
-                "time": from_unix_s(one.recorded.at_s),
-                "ran": one.recorded.observation.desired,
-                "ready": one.recorded.observation.ready,
-                "replayed": one.decision.desired,
-                "replayedReady": one.ready,
-                "recommended": one.decision.recommended,
-                "reason": str(one.decision.reason),
+                "time": from_unix_s(moment.recorded.at_s),
+                "ran": moment.recorded.observation.desired,
+                "ready": moment.recorded.observation.ready,
+                "replayed": moment.decision.desired,
+                "replayedReady": moment.ready,
+                "recommended": moment.decision.recommended,
+                "reason": str(moment.decision.reason),
                 "inputs": {
-                    name: value for name, value in one.decision.inputs.items() if value is not None
+                    name: value
+                    for name, value in moment.decision.inputs.items()
+                    if value is not None
                 },
             }
-            for one in replayed
+            for moment in replayed
         ],
     }
 
@@ -150,18 +153,18 @@ def draw(replayed: Sequence[Replayed], path: Path, *, title: str) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415  # only where a picture is asked for
     except ModuleNotFoundError:
         raise ClusterError("--plot needs matplotlib: pip install matplotlib") from None
-    hours = [(one.recorded.at_s - replayed[-1].recorded.at_s) / 3600 for one in replayed]
+    hours = [(moment.recorded.at_s - replayed[-1].recorded.at_s) / 3600 for moment in replayed]
     figure = Figure(figsize=(9, 5), layout="constrained")
     load, replicas = figure.subplots(2, 1, sharex=True)
-    rates = [one.recorded.observation.arrival_rate or 0.0 for one in replayed]
+    rates = [moment.recorded.observation.arrival_rate or 0.0 for moment in replayed]
     carried = [
-        one.ready * (one.recorded.observation.capacity_per_replica or float("nan"))
-        for one in replayed
+        moment.ready * (moment.recorded.observation.capacity_per_replica or float("nan"))
+        for moment in replayed
     ]
     load.plot(hours, rates, label="requests/s that arrived")
     load.plot(hours, carried, "--", label="predicted capacity in the replay")
-    replicas.step(hours, [one.recorded.observation.desired for one in replayed], label="ran")
-    replicas.step(hours, [one.decision.desired for one in replayed], "--", label="replay")
+    replicas.step(hours, [moment.recorded.observation.desired for moment in replayed], label="ran")
+    replicas.step(hours, [moment.decision.desired for moment in replayed], "--", label="replay")
     replicas.set_xlabel("hours before now")
     replicas.set_ylabel("replicas")
     load.set_title(title)

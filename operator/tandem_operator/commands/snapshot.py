@@ -149,7 +149,7 @@ class ServiceSnapshot:
             self.status,
             *(self.condition(condition_type) for condition_type in ConditionType),
         )
-        return max(int(one.get("observedGeneration") or 0) for one in observed)
+        return max(int(status.get("observedGeneration") or 0) for status in observed)
 
     @property
     def written_at(self) -> str:
@@ -172,11 +172,11 @@ class ServiceSnapshot:
     def last_change(self) -> EventInfo | None:
         """The last change of the running service that has an Event; Events live an hour."""
         ours = (
-            one
-            for one in self.events
-            if one.get("reason") in set(ChangeClass) and self._is_ours(one)
+            event
+            for event in self.events
+            if event.get("reason") in set(ChangeClass) and self._is_ours(event)
         )
-        return max((_event_info(one) for one in ours), key=lambda one: one.at, default=None)
+        return max((_event_info(event) for event in ours), key=lambda event: event.at, default=None)
 
     @property
     def new_cluster(self) -> str | None:
@@ -205,15 +205,15 @@ class ServiceSnapshot:
     def warnings(self) -> list[EventInfo]:
         """Return the recent warnings about the service's objects, the newest first."""
         names = {self.name, *(pod["metadata"]["name"] for pod in self.pods)}
-        found = [
-            _event_info(one)
-            for one in self.events
-            if one.get("type") == "Warning"
-            and not self._is_ours(one)
-            and _belongs(str((one.get("involvedObject") or {}).get("name", "")), names, self.name)
+        warnings = [
+            _event_info(event)
+            for event in self.events
+            if event.get("type") == "Warning"
+            and not self._is_ours(event)
+            and _belongs(str((event.get("involvedObject") or {}).get("name", "")), names, self.name)
         ]
-        recent = [one for one in found if seconds_between(one.at, self.now) < _RECENT_S]
-        return sorted(recent, key=lambda one: one.at, reverse=True)
+        recent = [event for event in warnings if seconds_between(event.at, self.now) < _RECENT_S]
+        return sorted(recent, key=lambda event: event.at, reverse=True)
 
     @property
     def selector(self) -> str:

@@ -13,7 +13,7 @@ def draft_line(service: Object, now: str) -> str | None:
     """Return the sentence on draft tokens; None: the service has none."""
     if not has_speculation(service):
         return None
-    found = (service.get("status") or {}).get("speculation") or {}
-    if not found.get("message"):
+    figures = (service.get("status") or {}).get("speculation") or {}
+    if not figures.get("message"):
         return sentence("speculation is on, and no replica has been read yet")
-    return sentence(f"{found['message']}; read {age_between(found['measuredAt'], now)} ago")
+    return sentence(f"{figures['message']}; read {age_between(figures['measuredAt'], now)} ago")

@@ -85,8 +85,8 @@ class Resync:
 
     async def _once(self) -> float:
         """Resync once; return the seconds until the next one."""
-        found = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
-        errors = dict(zip(self._watches, found, strict=True))
+        outcomes = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
+        errors = dict(zip(self._watches, outcomes, strict=True))
         self._record(
             {
                 namespace: next(iter(failed.values()))
@@ -96,7 +96,7 @@ class Resync:
         )
         # A refusal is an answer: another process would be refused as well. So is the failure of one
         # kind, such as a webhook's that is down.
-        if all(isinstance(one.get(INFERENCE_SERVICE), Transient) for one in errors.values()):
+        if all(isinstance(kinds.get(INFERENCE_SERVICE), Transient) for kinds in errors.values()):
             return _AFTER_FAILURE_S
         self.last_end = time.monotonic()
         self._metrics.last_resync.set_to_current_time()
@@ -106,11 +106,11 @@ class Resync:
         """Resync one namespace; return the error of each kind that could not be listed."""
         async with self._slots:
             watches = self._watches[namespace]
-            found = {watch.kind: await self._try_to_check(watch) for watch in watches}
+            outcomes = {watch.kind: await self._try_to_check(watch) for watch in watches}
         # Last, so that the reconciles find every kind in the cache.
-        if found[INFERENCE_SERVICE] is None:
+        if outcomes[INFERENCE_SERVICE] is None:
             self._enqueue(namespace)
-        return {kind: error for kind, error in found.items() if error is not None}
+        return {kind: error for kind, error in outcomes.items() if error is not None}
 
     async def _try_to_check(self, watch: Watch) -> KubeError | None:
         """Check one watch; a kind that may not be listed does not affect the others."""
@@ -140,16 +140,16 @@ class Resync:
         """LIST the kind of a watch: into the cache, and against what the watch has delivered."""
         sent = time.monotonic()
         try:
-            found = await self._kube.list_all(watch.kind, watch.namespace, watch.labels)
+            listing = await self._kube.list_all(watch.kind, watch.namespace, watch.labels)
         except KindMissing:
             # Its watch waits for it, and the services that need it report it.
             self._cache.forget(watch.kind, watch.namespace)
             watch.lag.compare((), time.monotonic())
             return
-        self._cache.replace(watch.kind, watch.namespace, found.items, found.version)
+        self._cache.replace(watch.kind, watch.namespace, listing.items, listing.version)
         if not watch.has_run_since(sent):
             self._cache.forget(watch.kind, watch.namespace)
-        watch.lag.compare(found.items, time.monotonic())
+        watch.lag.compare(listing.items, time.monotonic())
 
     def _enqueue(self, namespace: str | None) -> None:
         """Enqueue every service: at once the first time, spread over the period afterwards."""

@@ -41,7 +41,9 @@ class WatchLag:
         own, and the resync's LIST drops the object from the cache.
         """
         versions = dict(_identity(item) for item in listed)
-        self._delivered = {uid: one for uid, one in self._delivered.items() if uid in versions}
+        self._delivered = {
+            uid: delivery for uid, delivery in self._delivered.items() if uid in versions
+        }
         self._missed = {
             uid: self._missed.get(uid, _Missed(version, now))
             for uid, version in versions.items()

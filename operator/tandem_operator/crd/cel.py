@@ -43,7 +43,7 @@ class Rule:
 
 def rules_by_path(rules: Iterable[Rule]) -> dict[str, list[dict[str, Any]]]:
     """Return `x-kubernetes-validations` of every node that has some."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_path: dict[str, list[dict[str, Any]]] = {}
     for rule in rules:
-        found.setdefault(rule.at, []).append(rule.document())
-    return found
+        by_path.setdefault(rule.at, []).append(rule.document())
+    return by_path

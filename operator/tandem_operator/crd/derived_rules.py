@@ -115,8 +115,8 @@ def _mapping_rules(form: MappingFormat, at: str) -> Iterator[Rule]:
 
 def _multiple_rule(tile: int, beside: list[Any], at: str) -> Rule:
     # The schema refuses a number out of its range.
-    bounds = [f"self < {one.ge}" for one in beside if isinstance(one, Ge)]
-    bounds += [f"self > {one.le}" for one in beside if isinstance(one, Le)]
+    bounds = [f"self < {bound.ge}" for bound in beside if isinstance(bound, Ge)]
+    bounds += [f"self > {bound.le}" for bound in beside if isinstance(bound, Le)]
     lower = f"self / {tile} * {tile}"
     return Rule(
         at=at,

@@ -59,7 +59,7 @@ class _Writer:
 
     def guarded(self, refused: Expression) -> str:
         """Return CEL that is true where `refused` does not hold, or an amount is no quantity."""
-        amounts = sorted({one.path for one in _parts(refused) if isinstance(one, Bytes)})
+        amounts = sorted({part.path for part in _parts(refused) if isinstance(part, Bytes)})
         guards = [f"!isQuantity(self.{path})" for path in amounts]
         return " || ".join([*guards, self.text(Not(refused))])
 

@@ -106,8 +106,10 @@ def _mapping_schema(value: Any, constraints: list[Any]) -> Schema:
         # An open object: Kubernetes' pods define its fields.
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     values = _type_schema(value)
-    declared = [one.func for one in constraints if isinstance(one, AfterValidator)]
-    for form in (one for one in declared if isinstance(one, MappingFormat)):
+    declared = [
+        constraint.func for constraint in constraints if isinstance(constraint, AfterValidator)
+    ]
+    for form in (constraint for constraint in declared if isinstance(constraint, MappingFormat)):
         values |= _longest(form.values)
     return {"type": "object", **_limits(constraints, "Properties"), "additionalProperties": values}
 
@@ -147,9 +149,9 @@ def unwrapped(annotation: Any) -> tuple[Any, list[Any]]:
         origin = get_origin(annotation)
         if origin is Annotated:
             annotation, *extras = get_args(annotation)
-            constraints += (one for extra in extras for one in _constraints(extra))
+            constraints += (constraint for extra in extras for constraint in _constraints(extra))
             continue
-        options = [one for one in get_args(annotation) if one is not NoneType]
+        options = [argument for argument in get_args(annotation) if argument is not NoneType]
         if origin not in {Union, UnionType} or len(options) != 1:
             return annotation, constraints
         annotation = options[0]

@@ -200,8 +200,8 @@ def _condition() -> Schema:
 
 
 def _change_class() -> Schema:
-    text = " ".join(f"{one}: {one.meaning}." for one in ChangeClass)
-    return _text(text) | {"enum": [one.value for one in ChangeClass]}
+    text = " ".join(f"{change_class}: {change_class.meaning}." for change_class in ChangeClass)
+    return _text(text) | {"enum": [change_class.value for change_class in ChangeClass]}
 
 
 def _object(description: str, **properties: Any) -> Schema:

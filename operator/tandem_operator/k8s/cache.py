@@ -52,7 +52,7 @@ class _KindObjects:
         if (there := self.objects.get(key)) is not None:
             return not is_older(there.version, version)
         gone = (self.deleted.get(key), self.listed.get(None), self.listed.get(key.namespace))
-        return any(one is not None and not is_older(one, version) for one in gone)
+        return any(tombstone is not None and not is_older(tombstone, version) for tombstone in gone)
 
     def keep(self, key: NamespacedName, item: _Version) -> None:
         """Keep a version in place of the one before."""
@@ -165,8 +165,8 @@ def _trimmed(kind: Kind, item: Mapping[str, Any]) -> Object:
     """Return `item` with its kind, which a LIST leaves out, and without what is never read."""
     metadata = item["metadata"]
     managers = [
-        {name: value for name, value in one.items() if name != _DROPPED}
-        for one in metadata.get("managedFields") or ()
+        {name: value for name, value in entry.items() if name != _DROPPED}
+        for entry in metadata.get("managedFields") or ()
     ]
     return {
         "apiVersion": kind.api_version,

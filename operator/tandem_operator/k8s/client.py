@@ -113,12 +113,12 @@ class KubeClient:
     async def serves(self, kind: Kind) -> bool:
         """Return True when the API server's discovery lists the kind."""
         try:
-            found = await self._send(
+            listing = await self._send(
                 _Request("get", kind, "of discovery", "GET", kind.group_path), _OBJECT
             )
         except (errors.KindMissing, errors.NotFound):
             return False
-        return any(one.get("name") == kind.plural for one in found.get("resources", ()))
+        return any(resource.get("name") == kind.plural for resource in listing.get("resources", ()))
 
     async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
         """Return the object; None: it does not exist.
@@ -157,13 +157,13 @@ class KubeClient:
     ) -> Listing:
         """List the objects of the kind with these labels, and the version that the LIST has."""
         query = {"labelSelector": selector_text(labels or {})}
-        found = await self._list(kind, namespace, query)
-        if not all(map(has_identity, found.items)):
+        listing = await self._list(kind, namespace, query)
+        if not all(map(has_identity, listing.items)):
             raise errors.Unreachable(
                 f"the response to 'list {kind.plural}' is none of the API server's answers (an "
                 "object has no name, uid or version)"
             )
-        return found
+        return listing
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Create the object.
@@ -251,8 +251,8 @@ class KubeClient:
     async def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Listing:
         where, path = namespace or "all namespaces", kind.path(namespace)
         request = _Request("list", kind, where, "GET", path, query)
-        found = await self._send(request, _LIST)
-        return Listing(found.items, found.metadata.version)
+        listing = await self._send(request, _LIST)
+        return Listing(listing.items, listing.metadata.version)
 
     async def _write(self, request: _Request) -> Object:
         self._check_may_write(request)
@@ -272,7 +272,7 @@ class KubeClient:
             code = str(answer.code)
             if answer.code >= _REDIRECTION:
                 raise _status_error(answer, request)
-            found = decoder.decode(answer.body)
+            decoded = decoder.decode(answer.body)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise errors.Unreachable(
                 f"the API server did not answer '{_name(request)}' "
@@ -286,7 +286,7 @@ class KubeClient:
             ) from error
         finally:
             self._count(request.verb, request.kind.plural + request.part, code)
-        return found
+        return decoded
 
     async def _receive(self, request: _Request) -> _Answer:
         query = urlencode({name: text for name, text in request.query.items() if text})

@@ -40,15 +40,15 @@ def truncate_depth(text: bytes) -> bytes:
     """Return the JSON in `text` with null in place of what lies deeper than MAX_DEPTH levels."""
     kept = []
     depth = begin = 0
-    for found in _TO_BRACKET.finditer(text):
-        if found[1] is None:
+    for match in _TO_BRACKET.finditer(text):
+        if match[1] is None:
             break
-        if found[1] in _OPEN:
+        if match[1] in _OPEN:
             depth += 1
             if depth == MAX_DEPTH + 1:
-                kept += [text[begin : found.start(1)], b"null"]
+                kept += [text[begin : match.start(1)], b"null"]
         else:
             if depth == MAX_DEPTH + 1:
-                begin = found.end()
+                begin = match.end()
             depth -= 1
     return b"".join([*kept, text[begin:]])

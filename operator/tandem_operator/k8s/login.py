@@ -67,15 +67,15 @@ def credentials(context: Context) -> Fields:
     Raises:
         NoCluster: there is no way to get one.
     """
-    found = _found(context)
-    token = str(found.get("token", ""))
+    fields = _found(context)
+    token = str(fields.get("token", ""))
     if not (token.isascii() and token.isprintable()):
         # urllib3 would show it in its message.
         raise NoCluster(
             f"the token of context '{context.name}' has characters that HTTP does not take; log "
             "in again, or name another context with --context"
         )
-    return found
+    return fields
 
 
 def _found(context: Context) -> Fields:
@@ -109,14 +109,14 @@ def _token(context: Context) -> str:
 
 def _from_plugin(context: Context) -> dict[str, str]:
     status = _run_plugin(context)
-    found = {
+    fields = {
         "token": str(status.get("token") or ""),
         "client-certificate-data": _base64(status.get("clientCertificateData")),
         "client-key-data": _base64(status.get("clientKeyData")),
     }
-    if not found["token"] and not found["client-key-data"]:
+    if not fields["token"] and not fields["client-key-data"]:
         raise _plugin_error(context, "its answer has neither a token nor a certificate with key")
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _run_plugin(context: Context) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ def ray_cluster_of(pod: Mapping[str, Any]) -> str | None:
 def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Reference to the object that controls `item`; None: no object does."""
     owners = item["metadata"].get("ownerReferences") or ()
-    return next((one for one in owners if one.get("controller")), None)
+    return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def owned_by(item: Mapping[str, Any] | None, uid: str) -> bool:

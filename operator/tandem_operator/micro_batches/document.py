@@ -27,11 +27,11 @@ def micro_batch_document(figures: Sequence[Figures], ready: int, now: str) -> Do
     if not figures:
         text = f"none of {ready} ready replicas shows its figures" if ready else "no replica runs"
         return document | {"message": text}
-    overlaps = [one.overlap for one in figures if one.overlap is not None]
-    costliest = max(figures, key=lambda one: one.cost)
+    overlaps = [replica.overlap for replica in figures if replica.overlap is not None]
+    costliest = max(figures, key=lambda replica: replica.cost)
     document |= {
-        "prefillReplicas": sum(one.cuts_prefill for one in figures),
-        "decodeReplicas": sum(one.cuts_decode for one in figures),
+        "prefillReplicas": sum(replica.cuts_prefill for replica in figures),
+        "decodeReplicas": sum(replica.cuts_decode for replica in figures),
         "kvBlocks": costliest.cost,
         "kvBlocksOf": costliest.cost + costliest.num_kv_blocks,
     }

@@ -32,20 +32,20 @@ class Figures:
 
 def read_figures(body: bytes) -> Figures | None:
     """Return the figures in a text of Prometheus' format; None: there are none."""
-    found: dict[bytes, float] = {}
+    values: dict[bytes, float] = {}
     for name, blocks, labels, text in _LINE.findall(body):
         phase = _PHASE.search(labels)
         value = _number(text)
         if value is None:
             return None
-        found[(name or blocks) + (b" " + phase[1] if phase else b"")] = value
-    cost, num_kv_blocks = found.get(b"kv_blocks"), found.get(b"kv_cache_blocks")
+        values[(name or blocks) + (b" " + phase[1] if phase else b"")] = value
+    cost, num_kv_blocks = values.get(b"kv_blocks"), values.get(b"kv_cache_blocks")
     if cost is None or num_kv_blocks is None:
         return None
     return Figures(
-        cuts_prefill=found.get(b"state prefill", 0.0) > 0,
-        cuts_decode=found.get(b"state decode", 0.0) > 0,
-        overlap=found.get(b"overlap_ratio"),
+        cuts_prefill=values.get(b"state prefill", 0.0) > 0,
+        cuts_decode=values.get(b"state decode", 0.0) > 0,
+        overlap=values.get(b"overlap_ratio"),
         cost=round(cost),
         num_kv_blocks=round(num_kv_blocks),
     )

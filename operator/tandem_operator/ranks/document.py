@@ -32,7 +32,7 @@ def ranks_document(replicas: Sequence[RankParts], now: str) -> Document | None:
     """
     if not replicas:
         return None
-    ranks = sorted({rank for one in replicas for rank in one})
+    ranks = sorted({rank for parts in replicas for rank in parts})
     return {
         "replicas": len(replicas),
         "measuredAt": now,
@@ -42,7 +42,7 @@ def ranks_document(replicas: Sequence[RankParts], now: str) -> Document | None:
 
 def _fullest(replicas: Sequence[RankParts], rank: int) -> Document:
     sizes = {
-        field: max(one.get(rank, {}).get(part, 0) for one in replicas)
+        field: max(parts.get(rank, {}).get(part, 0) for parts in replicas)
         for part, field in PART_FIELDS.items()
     }
     return {field: size for field, size in sizes.items() if size}

@@ -17,13 +17,13 @@ RankParts = Mapping[int, Mapping[str, int]]
 
 def read_rank_parts(body: bytes) -> RankParts | None:
     """Return the memory of each rank in a text of Prometheus' format; None: it is not there."""
-    found: dict[int, dict[str, int]] = {}
+    parts: dict[int, dict[str, int]] = {}
     for labels, text in _LINE.findall(body):
         rank, part, value = _RANK.search(labels), _PART.search(labels), _bytes(text)
         if rank is None or part is None or value is None:
             return None
-        found.setdefault(int(rank[1]), {})[part[1].decode()] = value
-    return found or None
+        parts.setdefault(int(rank[1]), {})[part[1].decode()] = value
+    return parts or None
 
 
 def _bytes(text: bytes) -> int | None:

@@ -97,27 +97,29 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _application(found: Mapping[str, Any]) -> dict[str, Any]:
-    known = _checked(_Application, found, "the application")
+def _application(application: Mapping[str, Any]) -> dict[str, Any]:
+    known = _checked(_Application, application, "the application")
     return {
         "status": known.status,
         "message": _text(known.message),
-        "deployed_app_config": {"deployments": _deployed_config(found.get("deployed_app_config"))},
-        "deployments": _deployments(found.get("deployments")),
+        "deployed_app_config": {
+            "deployments": _deployed_config(application.get("deployed_app_config"))
+        },
+        "deployments": _deployments(application.get("deployments")),
     }
 
 
-def _deployments(found: Any) -> dict[str, Any]:
-    deployment = _mapping(found or {}, "deployments").get(DEPLOYMENT)
+def _deployments(deployments: Any) -> dict[str, Any]:
+    deployment = _mapping(deployments or {}, "deployments").get(DEPLOYMENT)
     if deployment is None:
         return {}
     known = _checked(_Deployment, _mapping(deployment, "the deployment"), "the deployment")
     return {DEPLOYMENT: known.model_dump() | {"message": _text(known.message)}}
 
 
-def _deployed_config(found: Any) -> list[dict[str, Any]]:
+def _deployed_config(config: Any) -> list[dict[str, Any]]:
     """Return the service's deployment as it was handed to Ray, in a list; empty: there is none."""
-    parts = _mapping(found or {}, "deployed_app_config").get("deployments") or ()
+    parts = _mapping(config or {}, "deployed_app_config").get("deployments") or ()
     if isinstance(parts, str) or not isinstance(parts, Sequence):
         raise InvalidAnswer("its deployed_app_config.deployments is not a list")
     for part in parts:
@@ -137,15 +139,15 @@ def _check_size(settings: Any) -> None:
         raise InvalidAnswer(f"its user_config is longer than {_MAX_SETTINGS_LENGTH} characters")
 
 
-def _mapping(found: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
         raise InvalidAnswer(f"{what} should be a mapping and has another type")
-    return found
+    return value
 
 
-def _checked(model: type[_Known], found: Mapping[str, Any], what: str) -> _Known:
+def _checked(model: type[_Known], value: Mapping[str, Any], what: str) -> _Known:
     try:
-        return model.model_validate(found)
+        return model.model_validate(value)
     except (ValidationError, RecursionError):
         raise InvalidAnswer(f"{what} has a field of another type or size than Ray's") from None
 

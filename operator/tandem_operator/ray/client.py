@@ -63,10 +63,14 @@ class RayClient:
                 for cluster, head in heads.items()
             )
         )
-        found = dict(zip(heads, replies, strict=True))
+        replies_by_head = dict(zip(heads, replies, strict=True))
         return RayReplies(
-            answers={name: one for name, one in found.items() if not isinstance(one, str)},
-            ray_errors={name: one for name, one in found.items() if isinstance(one, str)},
+            answers={
+                name: reply for name, reply in replies_by_head.items() if not isinstance(reply, str)
+            },
+            ray_errors={
+                name: reply for name, reply in replies_by_head.items() if isinstance(reply, str)
+            },
         )
 
     def _url(self, cluster: str, head: PodView, namespace: str) -> str:

@@ -122,5 +122,5 @@ def _check(response: h11.Response) -> None:
     if response.status_code != HTTPStatus.OK:
         raise UnexpectedStatus(response.status_code)
     encodings = [value for name, value in response.headers if name == b"content-encoding"]
-    if any(one.strip().lower() != b"identity" for one in encodings):
+    if any(encoding.strip().lower() != b"identity" for encoding in encodings):
         raise NoAnswer("its answer is compressed although the request does not accept that")

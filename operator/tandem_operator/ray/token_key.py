@@ -47,9 +47,9 @@ class TokenKey:
         return self._key
 
     async def _read_or_make(self) -> Object:
-        found = await self._kube.get(SECRET, self._secret_name)
-        if found is not None:
-            return found
+        secret = await self._kube.get(SECRET, self._secret_name)
+        if secret is not None:
+            return secret
         try:
             made = await self._kube.create(SECRET, self._manifest())
         except Conflict:
@@ -72,8 +72,8 @@ class TokenKey:
             "data": {_FIELD: base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()},
         }
 
-    def _key_in(self, found: Mapping[str, Any]) -> bytes:
-        text = (found.get("data") or {}).get(_FIELD) or ""
+    def _key_in(self, secret: Mapping[str, Any]) -> bytes:
+        text = (secret.get("data") or {}).get(_FIELD) or ""
         try:
             key = base64.b64decode(text, validate=True)
         except binascii.Error:

@@ -22,23 +22,23 @@ _HASHES: Final = (names.APPLIED, names.CHANGED_AT)
 
 
 def stamped(
-    manifest: Mapping[str, Any], found: Mapping[str, Any] | None, now: str
+    manifest: Mapping[str, Any], live: Mapping[str, Any] | None, now: str
 ) -> dict[str, Any]:
     """Return the RayService `manifest` with the time of its last change.
 
     It is `now`, unless only the number of replicas differs from the RayService `found`.
     """
-    changed_at = last_change(found) if found and is_scaled(manifest, found) else now
+    changed_at = last_change(live) if live and is_scaled(manifest, live) else now
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), names.CHANGED_AT: changed_at or now}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
-def is_scaled(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def is_scaled(manifest: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """Return True when the RayServices differ in nothing but the number of replicas."""
-    if not is_within(_without_number(manifest), _without_number(found)):
+    if not is_within(_without_number(manifest), _without_number(live)):
         return False
-    text, text_found = (one["spec"].get(_DOCUMENT, "") for one in (manifest, found))
+    text, text_found = (each["spec"].get(_DOCUMENT, "") for each in (manifest, live))
     # Mostly they are the same, and then neither has to be parsed.
     return text == text_found or is_within(
         _document_without_number(text), _document_without_number(text_found)

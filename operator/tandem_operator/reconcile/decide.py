@@ -71,12 +71,12 @@ def decide(parsed: ParsedSpec, observation: Observation) -> Intent:
     return Intent(
         actions=actions,
         change=pending_change(parsed.service, ray_service),
-        scales=ray_service is not None and all(_scales(one, ray_service) for one in actions),
+        scales=ray_service is not None and all(_scales(action, ray_service) for action in actions),
     )
 
 
 def collect_facts(
-    found: Mapping[str, Any],
+    isvc: Mapping[str, Any],
     parsed: ParsedSpec,
     observation: Observation,
     intent: Intent,
@@ -85,7 +85,7 @@ def collect_facts(
     now: str,
 ) -> Facts:
     """Collect the facts for the status of the object `found`, all but `is_overdue`."""
-    metadata = found["metadata"]
+    metadata = isvc["metadata"]
     ray_service = observation.ray_service(metadata["name"])
     if ray_service is None or not owned_by(ray_service, metadata["uid"]):
         ray_service = None
@@ -93,11 +93,11 @@ def collect_facts(
         name=metadata["name"],
         namespace=metadata["namespace"],
         generation=metadata["generation"],
-        previous=found.get("status", {}),
+        previous=isvc.get("status", {}),
         service=parsed.service,
         problems=intent.problems,
         has_kuberay=observation.has_kuberay,
-        ray=_ray_view(ray_service, observation, found.get("status", {})) if ray_service else None,
+        ray=_ray_view(ray_service, observation, isvc.get("status", {})) if ray_service else None,
         last_change=progress.last_change(ray_service) if ray_service else None,
         is_applied=(not intent.writes or intent.scales) and not _must_end_first(ray_service),
         change=intent.change,
@@ -146,7 +146,7 @@ def write_conflict(actions: tuple[Action, ...]) -> Problem | None:
     writes = [action.manifest for action in actions if isinstance(action, ApplyObject)]
     if not writes:
         return None
-    names = ", ".join(f"{one['kind']} '{one['metadata']['name']}'" for one in writes)
+    names = ", ".join(f"{manifest['kind']} '{manifest['metadata']['name']}'" for manifest in writes)
     return Problem(
         reasons.WRITE_CONFLICT,
         f"{names}: another writer changes it back after each write; look for a controller or a "

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class _View(NamedTuple):
     """A service as one reconcile sees it, and what is to be done."""
 
-    found: Object
+    isvc: Object
     parsed: ParsedSpec
     observation: Observation
     intent: Intent
@@ -62,7 +62,7 @@ class _View(NamedTuple):
     def desired_state(self) -> tuple[int, int | None]:
         """Generation and number of replicas: what its writes are to bring about."""
         service = self.parsed.service
-        return self.found["metadata"]["generation"], service.replicas if service else None
+        return self.isvc["metadata"]["generation"], service.replicas if service else None
 
 
 class Reconciler:
@@ -125,15 +125,15 @@ class Reconciler:
 
     async def _view(self, reader: Reader, key: NamespacedName) -> _View | None:
         """Read a service and decide; None: it is gone or going, or another operator's."""
-        found = await self._read(reader, key)
-        if found is None:
+        isvc = await self._read(reader, key)
+        if isvc is None:
             return None
-        parsed, observation = await self._observe(reader, found, key)
-        return _View(found, parsed, observation, decide(parsed, observation))
+        parsed, observation = await self._observe(reader, isvc, key)
+        return _View(isvc, parsed, observation, decide(parsed, observation))
 
     async def _report_and_apply(self, view: _View, key: NamespacedName) -> float | None:
         # The status announces a change before it is made.
-        after_s = await self._report(view.found, key, self._facts(view, key))
+        after_s = await self._report(view.isvc, key, self._facts(view, key))
         if not view.intent.actions:
             self._failures.clear(key)
             return after_s
@@ -143,7 +143,7 @@ class Reconciler:
     async def _read(self, reader: Reader, key: NamespacedName) -> Object | None:
         """Read the InferenceService; None: it is gone or going, or another operator's."""
         try:
-            found = await reader.get(INFERENCE_SERVICE, key)
+            isvc = await reader.get(INFERENCE_SERVICE, key)
         except KindMissing:
             return None
         except Forbidden as error:
@@ -152,13 +152,13 @@ class Reconciler:
             _log.warning("%s: %s", key, error)
             self._metrics.errors.labels(error.reason).inc()
             return None
-        if found is None or is_being_deleted(found):
+        if isvc is None or is_being_deleted(isvc):
             self._others.forget(key)
             return None
-        if await self._others.serve(found, key):
+        if await self._others.serve(isvc, key):
             return None
-        self._uids[key] = found["metadata"]["uid"]
-        return found
+        self._uids[key] = isvc["metadata"]["uid"]
+        return isvc
 
     def _forget(self, key: NamespacedName) -> None:
         """Drop all state of a service that is gone, or another operator's."""
@@ -171,33 +171,33 @@ class Reconciler:
             self._events.forget(uid)
 
     async def _observe(
-        self, reader: Reader, found: Object, key: NamespacedName
+        self, reader: Reader, isvc: Object, key: NamespacedName
     ) -> tuple[ParsedSpec, Observation]:
         """Read the desired and the observed state."""
-        uid = found["metadata"]["uid"]
+        uid = isvc["metadata"]["uid"]
         try:
             secret_key = await self._token_key.read()
             token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
-            parsed = parse_spec(found, self._settings, token)
+            parsed = parse_spec(isvc, self._settings, token)
             is_stale = self._confirmed_tokens.is_stale(key, token.secret, time.monotonic())
             known = KnownToken(token=token, is_stale=is_stale)
             return parsed, await observe(reader, self._ray, key, parsed, uid=uid, token=known)
         except KubeError as error:
             self._failures.record(key, error)
-            await self._report_unknown(found, key)
+            await self._report_unknown(isvc, key)
             raise
 
-    async def _report_unknown(self, found: Object, key: NamespacedName) -> None:
+    async def _report_unknown(self, isvc: Object, key: NamespacedName) -> None:
         problem = self._failures.reportable(key)
         if problem is None:
             return
         document = unknown_document(
-            found.get("status", {}),
+            isvc.get("status", {}),
             problem,
-            generation=found["metadata"]["generation"],
+            generation=isvc["metadata"]["generation"],
             now=now_text(),
         )
-        await self._reporter.report(found, document)
+        await self._reporter.report(isvc, document)
 
     def _facts(self, view: _View, key: NamespacedName) -> Facts:
         write_failure = self._failures.reportable(key) or self._write_conflict(view, key)
@@ -205,9 +205,9 @@ class Reconciler:
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
 
-    async def _report(self, found: Object, key: NamespacedName, facts: Facts) -> float | None:
+    async def _report(self, isvc: Object, key: NamespacedName, facts: Facts) -> float | None:
         document = status_document(facts)
-        await self._reporter.report(found, document)
+        await self._reporter.report(isvc, document)
         if is_reconciled(document):
             self._polled.discard(key)
         else:
@@ -227,7 +227,7 @@ class Reconciler:
         if self._pause_s(view, key):
             return
         try:
-            await apply(self._kube, view.intent.actions, view.observation, view.found)
+            await apply(self._kube, view.intent.actions, view.observation, view.isvc)
         except KubeError as error:
             # The next reconcile reports it, before it retries.
             self._failures.record(key, error)

@@ -94,7 +94,9 @@ async def observe(
         pods=views,
         answers=replies.answers,
         ray_errors=replies.ray_errors,
-        ray_clusters={name: one for name, one in ray_clusters.items() if name in starting},
+        ray_clusters={
+            name: ray_cluster for name, ray_cluster in ray_clusters.items() if name in starting
+        },
         missing=missing,
         has_kuberay=has_kuberay,
         missing_kinds=optional.missing_kinds,
@@ -130,12 +132,12 @@ async def _read_objects(
     """Return the objects of the desired names, the RayClusters, and True with KubeRay."""
     children = _child_keys(parsed)
     ray_key = _ray_key(key)
-    (ray_service, clusters, has_kuberay), found = await asyncio.gather(
+    (ray_service, clusters, has_kuberay), live = await asyncio.gather(
         _read_ray(reader, NamespacedName(key.namespace, ray_key.name)),
         asyncio.gather(*(_read_child(reader, key.namespace, child) for child in children)),
     )
-    objects = dict(zip(children, found, strict=True)) | {ray_key: ray_service}
-    there = {child: one for child, one in objects.items() if one is not None}
+    objects = dict(zip(children, live, strict=True)) | {ray_key: ray_service}
+    there = {child: live for child, live in objects.items() if live is not None}
     return there, clusters, has_kuberay
 
 
@@ -151,23 +153,23 @@ async def _read_ray(
     clusters = await asyncio.gather(
         *(reader.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
     )
-    found = zip(named, clusters, strict=True)
-    return ray_service, {name: one for name, one in found if one is not None}, True
+    pairs = zip(named, clusters, strict=True)
+    return ray_service, {name: cluster for name, cluster in pairs if cluster is not None}, True
 
 
 async def _read_optional(reader: Reader, key: NamespacedName, parsed: ParsedSpec) -> _Optional:
     """Return the objects of optional kinds, those included that the service is not to have."""
-    found = _Optional()
+    optional = _Optional()
     for child in _optional_keys(parsed):
         try:
-            one = await _read_child(reader, key.namespace, child)
+            live = await _read_child(reader, key.namespace, child)
         except (KindMissing, Forbidden):
             # Roles that an administrator keeps may be older than the kind here.
-            found.missing_kinds |= {child.kind}
+            optional.missing_kinds |= {child.kind}
             continue
-        if one is not None:
-            found.objects[child] = one
-    return found
+        if live is not None:
+            optional.objects[child] = live
+    return optional
 
 
 def _optional_keys(parsed: ParsedSpec) -> list[ObjectKey]:

@@ -30,23 +30,23 @@ class ParsedSpec:
     """Reasons why it cannot be parsed or rendered."""
 
 
-def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
+def parse_spec(isvc: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
     """Parse and render the object `found`; `token` is its Ray's."""
     try:
-        service = _scaled(parse_object(found), found)
+        service = _scaled(parse_object(isvc), isvc)
     except ManifestError as error:
         return ParsedSpec(
             problems=tuple(Problem(reasons.INVALID_SPEC, text) for text in error.problems)
         )
     try:
-        uid = found["metadata"]["uid"]
+        uid = isvc["metadata"]["uid"]
         desired = render(service, uid=uid, settings=settings, token=token)
     except RenderError as error:
         return ParsedSpec(service=service, problems=(Problem(error.reason, str(error)),))
     return ParsedSpec(service=service, desired=desired)
 
 
-def _scaled(service: InferenceService, found: Mapping[str, Any]) -> InferenceService:
+def _scaled(service: InferenceService, isvc: Mapping[str, Any]) -> InferenceService:
     """Return the service with the number of replicas in force, by its spec and its status."""
-    status = StatusScaling.read(found.get("status", {}))
+    status = StatusScaling.read(isvc.get("status", {}))
     return service.scaled_to(desired_replicas(service.spec.scaling, status))

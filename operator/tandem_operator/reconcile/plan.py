@@ -69,35 +69,35 @@ def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
     return ObjectKey(manifest["kind"], manifest["metadata"]["name"])
 
 
-def is_within(desired: Any, found: Any, *, is_amount: bool = False) -> bool:
+def is_within(desired: Any, live: Any, *, is_amount: bool = False) -> bool:
     """Return True when everything in `desired` is in `found`, which may have more.
 
     Mappings may have further keys, such as defaults; lists are compared element by element.
     `is_amount` compares quantities by value.
     """
     if isinstance(desired, Mapping):
-        return isinstance(found, Mapping) and all(
-            name in found and is_within(value, found[name], is_amount=is_amount or name in _AMOUNTS)
+        return isinstance(live, Mapping) and all(
+            name in live and is_within(value, live[name], is_amount=is_amount or name in _AMOUNTS)
             for name, value in desired.items()
         )
     if isinstance(desired, list):
         return (
-            isinstance(found, list)
-            and len(desired) == len(found)
+            isinstance(live, list)
+            and len(desired) == len(live)
             and all(
-                is_within(one, other, is_amount=is_amount)
-                for one, other in zip(desired, found, strict=True)
+                is_within(item, other, is_amount=is_amount)
+                for item, other in zip(desired, live, strict=True)
             )
         )
-    return _is_same(desired, found) or (is_amount and _is_same_amount(desired, found))
+    return _is_same(desired, live) or (is_amount and _is_same_amount(desired, live))
 
 
 def _differing(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[str, Any]]:
     for manifest in desired.objects:
-        found = observed.objects.get(key_of(manifest))
+        live = observed.objects.get(key_of(manifest))
         # An object that is being deleted cannot be changed; its end comes as an event, and then
         # it is created again.
-        if found is None or not (is_being_deleted(found) or _is_applied(manifest, found)):
+        if live is None or not (is_being_deleted(live) or _is_applied(manifest, live)):
             yield manifest
 
 
@@ -105,20 +105,20 @@ def _left_over(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[
     """Yield the empty manifests of objects that the service made for another spec."""
     for manifest in desired.emptied:
         ours = manifest["metadata"]["ownerReferences"][0]["uid"]
-        found = observed.objects.get(key_of(manifest))
-        if found is None or not owned_by(found, ours) or is_being_deleted(found):
+        live = observed.objects.get(key_of(manifest))
+        if live is None or not owned_by(live, ours) or is_being_deleted(live):
             continue
-        if not _is_applied(manifest, found):
+        if not _is_applied(manifest, live):
             yield manifest
 
 
-def _is_applied(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def _is_applied(manifest: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """Return True when `found` has all of `manifest`.
 
     The annotation with the hash of the manifest is part of it: it alone differs when a field is no
     longer rendered, and applying once more removes the field.
     """
-    return is_within(_comparable(manifest), _comparable(found))
+    return is_within(_comparable(manifest), _comparable(live))
 
 
 def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_owners(desired: Desired, observed: ObservedObjects) -> None:
     for manifest in desired.objects:
-        found = observed.objects.get(key_of(manifest))
-        if found is not None:
-            _check_owner(manifest, found)
+        live = observed.objects.get(key_of(manifest))
+        if live is not None:
+            _check_owner(manifest, live)
     _check_endpoint(desired, observed)
 
 
-def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _check_owner(manifest: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     ours = manifest["metadata"]["ownerReferences"][0]
-    owner = controller_of(found)
+    owner = controller_of(live)
     kind, name = key_of(manifest)
     if owner is None:
         raise OwnershipConflict(
@@ -166,10 +166,10 @@ def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
         if endpoint is None:
             continue
         name = endpoint["metadata"]["name"]
-        found = observed.objects.get(ObjectKey("Service", name))
-        if found is None:
+        live = observed.objects.get(ObjectKey("Service", name))
+        if live is None:
             continue
-        owner = controller_of(found) or {}
+        owner = controller_of(live) or {}
         if (owner.get("kind"), owner.get("name")) != tuple(key_of(manifest)):
             raise OwnershipConflict(
                 f"Service '{name}' already exists and is not the endpoint of this "
@@ -177,11 +177,11 @@ def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
             )
 
 
-def _is_same(desired: Any, found: Any) -> bool:
+def _is_same(desired: Any, live: Any) -> bool:
     # True equals 1 in Python, and nowhere else.
-    return bool(desired == found) and isinstance(desired, bool) == isinstance(found, bool)
+    return bool(desired == live) and isinstance(desired, bool) == isinstance(live, bool)
 
 
-def _is_same_amount(desired: Any, found: Any) -> bool:
+def _is_same_amount(desired: Any, live: Any) -> bool:
     amount = parse_quantity(str(desired))
-    return amount is not None and amount == parse_quantity(str(found))
+    return amount is not None and amount == parse_quantity(str(live))

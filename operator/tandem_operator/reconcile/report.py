@@ -46,34 +46,34 @@ class Reporter:
         self._metrics = metrics
         self._operator = operator
 
-    async def report(self, found: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    async def report(self, isvc: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Write `document` as the status of the object `found`, unless it is the same.
 
         Raises:
             KubeError: the status was not written.
         """
-        key, before = NamespacedName.of(found), own_part(found.get("status", {}))
+        key, before = NamespacedName.of(isvc), own_part(isvc.get("status", {}))
         document = {**document, "operator": self._operator}
         if document != before:
-            await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
-            await self._record_events(found, key, transitions(before, document))
+            await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(isvc, document))
+            await self._record_events(isvc, key, transitions(before, document))
         is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
         self._metrics.set_phase(key, _phase(document, is_ready=is_ready), is_ready=is_ready)
 
     async def _record_events(
-        self, found: Mapping[str, Any], key: NamespacedName, new_events: list[NewEvent]
+        self, isvc: Mapping[str, Any], key: NamespacedName, new_events: list[NewEvent]
     ) -> None:
         for new in new_events:
             level = logging.WARNING if new.type == "Warning" else logging.INFO
             _log.log(level, "%s: %s: %s", key, new.reason, new.message)
-        await self._events.post(found, new_events, time.monotonic())
+        await self._events.post(isvc, new_events, time.monotonic())
 
 
-def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = found["metadata"]
+def _status_manifest(isvc: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = isvc["metadata"]
     return {
-        "apiVersion": found["apiVersion"],
-        "kind": found["kind"],
+        "apiVersion": isvc["apiVersion"],
+        "kind": isvc["kind"],
         # The uid keeps the status from another object that has taken the name meanwhile.
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
         "status": document,

@@ -269,11 +269,11 @@ def _replica_resources(
     requested = service.spec.resources
     cpu = 1000 * requested.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
     memory = requested.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
-    found = _limits(settings, cpu, memory)
+    limits = _limits(settings, cpu, memory)
     if profile is not None:
-        for part in found.values():
+        for part in limits.values():
             part[profile.resource_name] = str(requested.npu)
-    return found
+    return limits
 
 
 def _limits(settings: OperatorSettings, cpu: int, memory: int) -> dict[str, Any]:

@@ -66,11 +66,15 @@ def prometheus_rule(service: InferenceService, settings: OperatorSettings) -> di
         return None
     short, long = (recording_rules(service, some) for some in (SHORT_WINDOWS, LONG_WINDOWS))
     groups = [
-        _group("tandem-slo", [one.manifest() for one in short]),
-        {**_group("tandem-slo-long", [one.manifest() for one in long]), "interval": _LONG_INTERVAL},
-        _group("tandem-state", [one.manifest() for one in state_rules(service)]),
+        _group("tandem-slo", [rule.manifest() for rule in short]),
+        {
+            **_group("tandem-slo-long", [rule.manifest() for rule in long]),
+            "interval": _LONG_INTERVAL,
+        },
+        _group("tandem-state", [rule.manifest() for rule in state_rules(service)]),
         _group(
-            "tandem-alerts", [one.manifest(rules.runbook_url) for one in alerts(service, settings)]
+            "tandem-alerts",
+            [alert.manifest(rules.runbook_url) for alert in alerts(service, settings)],
         ),
     ]
     return _manifest(service, groups, rules.labels)

@@ -88,7 +88,7 @@ class Alert:
         """The alert's expression."""
         if len(self.conditions) == 1:
             return str(self.conditions[0])
-        return f"\nand {ON_SERVICE} ".join(f"({one})" for one in self.conditions)
+        return f"\nand {ON_SERVICE} ".join(f"({condition})" for condition in self.conditions)
 
     def manifest(self, runbook: str) -> dict[str, Any]:
         """The alert as Prometheus reads it; `runbook` is the address of the page about alerts."""

@@ -49,17 +49,17 @@ class StatusPart:
 
 
 def _micro_batches(read: ReplicaPages, _: Document | None) -> Document:
-    figures = [one for one in map(read_figures, read.pages) if one is not None]
+    figures = [figures for figures in map(read_figures, read.pages) if figures is not None]
     return micro_batches.micro_batch_document(figures, read.num_ready, read.now)
 
 
 def _speculation(read: ReplicaPages, _: Document | None) -> Document:
-    replicas = [one for one in map(read_drafts, read.pages) if one is not None]
+    replicas = [drafts for drafts in map(read_drafts, read.pages) if drafts is not None]
     return speculation.speculation_document(replicas, read.num_ready, read.now)
 
 
 def _ranks(read: ReplicaPages, before: Document | None) -> Document | None:
-    replicas = [one for one in map(read_rank_parts, read.pages) if one is not None]
+    replicas = [parts for parts in map(read_rank_parts, read.pages) if parts is not None]
     # What a replica holds does not change: one that is not read in time holds it still.
     return ranks.ranks_document(replicas, read.now) or (before if read.num_ready else None)
 

@@ -92,31 +92,32 @@ class ReplicaPageReporter:
         Raises:
             KubeError: the API server could not be written to.
         """
-        found = self._cache.get(INFERENCE_SERVICE, key)
-        if found is None or is_being_deleted(found) or not self._covers(key):
+        isvc = self._cache.get(INFERENCE_SERVICE, key)
+        if isvc is None or is_being_deleted(isvc) or not self._covers(key):
             return
-        status = found.get("status") or {}
-        before = {one.name: status[one.name] for one in PARTS if one.name in status}
-        after = await self._documents(found, before)
+        status = isvc.get("status") or {}
+        before = {part.name: status[part.name] for part in PARTS if part.name in status}
+        after = await self._documents(isvc, before)
         if self._is_due(before, after):
-            await self._write(found, after)
+            await self._write(isvc, after)
 
-    async def _documents(self, found: Object, before: Documents) -> Documents:
+    async def _documents(self, isvc: Object, before: Documents) -> Documents:
         """Return what the status is to say, by the names of its parts."""
-        key = NamespacedName.of(found)
-        parts = [one for one in PARTS if one.belongs_to(found)]
+        key = NamespacedName.of(isvc)
+        parts = [part for part in PARTS if part.belongs_to(isvc)]
         pods = replica_pods(self._cache.of_service(POD, key), self._cache.get(RAY_SERVICE, key))
         ready = [pod for pod in pods if pod.ready_at is not None]
-        pages = await self._read(ready[: max(one.most_read for one in parts)])
+        pages = await self._read(ready[: max(part.most_read for part in parts)])
         read = ReplicaPages(pages=pages, num_ready=len(ready), now=now_text())
         documents = {
-            one.name: one.document(read.first(one.most_read), before.get(one.name)) for one in parts
+            part.name: part.document(read.first(part.most_read), before.get(part.name))
+            for part in parts
         }
         return {name: document for name, document in documents.items() if document is not None}
 
     def _is_due(self, before: Documents, after: Documents) -> bool:
         return before.keys() != after.keys() or any(
-            one.is_due(before[one.name], after[one.name]) for one in PARTS if one.name in after
+            part.is_due(before[part.name], after[part.name]) for part in PARTS if part.name in after
         )
 
     async def _read(self, pods: Sequence[ReplicaPod]) -> list[bytes]:
@@ -124,12 +125,12 @@ class ReplicaPageReporter:
         pages = await asyncio.gather(*(read_replica(self._address, pod) for pod in pods))
         return [page for page in pages if page is not None]
 
-    async def _write(self, found: Object, documents: Documents) -> None:
+    async def _write(self, isvc: Object, documents: Documents) -> None:
         """Write the parts; those that are not among them are taken away."""
-        metadata = found["metadata"]
+        metadata = isvc["metadata"]
         manifest = {
-            "apiVersion": found["apiVersion"],
-            "kind": found["kind"],
+            "apiVersion": isvc["apiVersion"],
+            "kind": isvc["kind"],
             # The uid keeps the status from another object that has taken the name meanwhile.
             "metadata": {name: metadata[name] for name in ("name", "namespace", "uid")},
             "status": documents,

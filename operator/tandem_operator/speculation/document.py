@@ -30,7 +30,8 @@ def speculation_document(
         text = f"none of {ready} ready replicas shows its drafts" if ready else "no replica runs"
         return document | {"message": text}
     methods = [
-        _of_method(name, replicas) for name in sorted({key for one in replicas for key in one})
+        _of_method(name, replicas)
+        for name in sorted({key for methods in replicas for key in methods})
     ]
     return document | {"methods": methods, "message": _message(methods, len(replicas))}
 
@@ -48,32 +49,32 @@ def is_due(before: Mapping[str, Any] | None, after: Document) -> bool:
 
 
 def _of_method(name: str, replicas: Sequence[Mapping[str, Drafts]]) -> Document:
-    found = [one[name] for one in replicas if name in one]
-    drafted = sum(one.drafted for one in found)
+    counts = [methods[name] for methods in replicas if name in methods]
+    drafted = sum(count.drafted for count in counts)
     document: Document = {"method": name, "draftTokens": drafted}
     if drafted:
-        accepted = sum(one.accepted for one in found)
+        accepted = sum(count.accepted for count in counts)
         document["acceptance"] = round(accepted / drafted, _DIGITS)
     return document
 
 
 def _message(methods: Sequence[Document], number: int) -> str:
     replicas = "1 replica" if number == 1 else f"{number} replicas"
-    checked = [one for one in methods if "acceptance" in one]
+    checked = [method for method in methods if "acceptance" in method]
     if not checked:
         return f"no draft token was checked on {replicas} yet"
     shares = " and ".join(
-        f"{one['acceptance']:.0%} of {one['draftTokens']} tokens of method {one['method']}"
-        for one in checked
+        f"{method['acceptance']:.0%} of {method['draftTokens']} tokens of method {method['method']}"
+        for method in checked
     )
     return f"{shares} were right, since the start of {replicas}"
 
 
 def _shares(document: Mapping[str, Any]) -> dict[str, float]:
     return {
-        one["method"]: one["acceptance"]
-        for one in document.get("methods", ())
-        if "acceptance" in one
+        method["method"]: method["acceptance"]
+        for method in document.get("methods", ())
+        if "acceptance" in method
     }
 
 

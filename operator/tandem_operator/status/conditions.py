@@ -75,14 +75,18 @@ def merge_conditions(
 
     `lastTransitionTime` is `now` only where the status differs from the previous one.
     """
-    before = {one["type"]: one for one in previous}
-    return [_written(one, before.get(one.type), generation, now) for one in current]
+    before = {condition["type"]: condition for condition in previous}
+    return [
+        _written(condition, before.get(condition.type), generation, now) for condition in current
+    ]
 
 
 def find_condition(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any]:
     """Return the condition of this type in a status of the API server; empty: there is none."""
     conditions = status.get("conditions", ())
-    return next((one for one in conditions if one.get("type") == condition_type), {})
+    return next(
+        (condition for condition in conditions if condition.get("type") == condition_type), {}
+    )
 
 
 def _written(

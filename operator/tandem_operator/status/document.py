@@ -74,7 +74,9 @@ def own_part(status: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in status.items() if name not in others}
     if "conditions" in kept:
         types = set(ConditionType)
-        kept["conditions"] = [one for one in kept["conditions"] if one["type"] in types]
+        kept["conditions"] = [
+            condition for condition in kept["conditions"] if condition["type"] in types
+        ]
     return kept
 
 
@@ -87,7 +89,7 @@ def unknown_document(
     before = previous.get("conditions", ())
     in_effect = _last_in_effect(previous) or generation
     written = merge_conditions(before, [ready], generation=in_effect, now=now)
-    others = [one for one in before if one["type"] != ConditionType.READY]
+    others = [condition for condition in before if condition["type"] != ConditionType.READY]
     return {
         **previous,
         "reason": ready.reason,

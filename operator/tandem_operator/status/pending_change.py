@@ -27,7 +27,7 @@ class PendingChange:
         changes = list(changes)
         fields = {field for change in changes for field in change.fields}
         return cls(
-            change_class=costliest(one.change_class for one in changes),
+            change_class=costliest(change.change_class for change in changes),
             fields=tuple(sorted(fields)),
         )
 

@@ -88,7 +88,7 @@ def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     if status.get("phase") != "Pending" or is_being_deleted(pod):
         return False
     has_node = find_condition(status, "PodScheduled").get("status") == "True"
-    states = [one.get("state", {}) for one in _container_statuses(status)]
+    states = [container.get("state", {}) for container in _container_statuses(status)]
     return has_node and all(
         state.get("waiting", {}).get("reason") in _NOT_STARTED for state in states
     )
@@ -99,16 +99,16 @@ def uses_claim(pod: Mapping[str, Any], claim: str) -> bool:
     volumes = pod["spec"].get("volumes") or ()
     is_ready = find_condition(pod.get("status", {}), "Ready").get("status") == "True"
     return is_ready and any(
-        (one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes
+        (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim for volume in volumes
     )
 
 
 def volume_problem(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the newest Event about volumes of a pod as one sentence; None: there is none."""
-    found = [one for one in events if one.get("reason") in _VOLUME_FAILURES]
-    if not found:
+    failures = [event for event in events if event.get("reason") in _VOLUME_FAILURES]
+    if not failures:
         return None
-    message = max(found, key=_last_time).get("message", "")
+    message = max(failures, key=_last_time).get("message", "")
     way_out = "; create the Secret, or name another one" if _MISSING_SECRET.search(message) else ""
     return _sentence(f"pod {name} waits for its volumes", message) + way_out
 
@@ -120,8 +120,8 @@ def _last_time(event: Mapping[str, Any]) -> str:
 
 def _missing_secrets(status: Mapping[str, Any]) -> frozenset[str]:
     messages = (
-        one.get("state", {}).get("waiting", {}).get("message") or ""
-        for one in _container_statuses(status)
+        container.get("state", {}).get("waiting", {}).get("message") or ""
+        for container in _container_statuses(status)
     )
     return frozenset(name for text in messages for name in _MISSING_SECRET.findall(text))
 

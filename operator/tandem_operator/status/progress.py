@@ -54,7 +54,9 @@ def change_start(
 def served_during_a_change(previous: Mapping[str, Any]) -> bool:
     """Return True when a status says that requests were answered during a change."""
     types = (ConditionType.READY, ConditionType.PROGRESSING)
-    return all(find_condition(previous, one).get("status") == ConditionStatus.TRUE for one in types)
+    return all(
+        find_condition(previous, kind).get("status") == ConditionStatus.TRUE for kind in types
+    )
 
 
 def is_complete(facts: Facts) -> bool:

@@ -65,7 +65,11 @@ class ClusterView:
     @property
     def serving(self) -> int:
         """Replicas that answer requests, as far as is known; also while settings are applied."""
-        return sum(one.state in _SERVING_STATES for one in self.app.replicas) if self.app else 0
+        return (
+            sum(replica.state in _SERVING_STATES for replica in self.app.replicas)
+            if self.app
+            else 0
+        )
 
     @property
     def failure(self) -> str | None:
@@ -200,7 +204,7 @@ def clusters_named(ray_service: Mapping[str, Any]) -> list[str]:
 
 def clusters_not_running(ray_service: Mapping[str, Any]) -> list[str]:
     """Return the Ray clusters that do not run yet by KubeRay's digest: they may have a reason."""
-    return [one["rayClusterName"] for one in _digests(ray_service) if not _runs(one)]
+    return [digest["rayClusterName"] for digest in _digests(ray_service) if not _runs(digest)]
 
 
 def own_heads(
@@ -212,7 +216,7 @@ def own_heads(
     the RayService controls that one, by their uids.
     """
     pods = [pod for pod in pods if pod.is_head and pod.ip]
-    found: dict[str, PodView] = {}
+    heads_by_name: dict[str, PodView] = {}
     for name in clusters_named(ray_service):
         cluster = ray_clusters.get(name)
         if not owned_by(cluster, ray_service["metadata"]["uid"]) or cluster is None:
@@ -220,8 +224,8 @@ def own_heads(
         heads = [pod for pod in pods if pod.owner == cluster["metadata"]["uid"]]
         if heads:
             # Of one that ends and one that starts, the one that is ready.
-            found[name] = max(heads, key=lambda pod: pod.is_ready)
-    return found
+            heads_by_name[name] = max(heads, key=lambda pod: pod.is_ready)
+    return heads_by_name
 
 
 def is_in_effect(cluster: ClusterView, service: InferenceService) -> bool:
@@ -274,7 +278,9 @@ def _digests(ray_service: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _runs(digest: Mapping[str, Any]) -> bool:
     applications = digest.get("applicationStatuses", {}).values()
-    return bool(applications) and all(one.get("status") == "RUNNING" for one in applications)
+    return bool(applications) and all(
+        application.get("status") == "RUNNING" for application in applications
+    )
 
 
 def _as_answer(digest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -283,11 +289,11 @@ def _as_answer(digest: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "applications": {
             name: {
-                "status": one.get("status", ""),
-                "message": one.get("message", ""),
-                "deployments": one.get("serveDeploymentStatuses", {}),
+                "status": application.get("status", ""),
+                "message": application.get("message", ""),
+                "deployments": application.get("serveDeploymentStatuses", {}),
             }
-            for name, one in applications.items()
+            for name, application in applications.items()
         }
     }
 
@@ -295,4 +301,6 @@ def _as_answer(digest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _settings(answer: Mapping[str, Any], service: str) -> Mapping[str, Any]:
     application = answer.get("applications", {}).get(service, {})
     deployments = (application.get("deployed_app_config") or {}).get("deployments", ())
-    return next((one for one in deployments if one.get("name") == DEPLOYMENT), {})
+    return next(
+        (deployment for deployment in deployments if deployment.get("name") == DEPLOYMENT), {}
+    )

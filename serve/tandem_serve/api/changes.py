@@ -86,10 +86,10 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
     ]
 
 
-def differing_paths(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differing_paths(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the paths whose values differ, in the order of `one`, then those of `other` alone."""
-    paths = [*one, *(path for path in other if path not in one)]
-    return [path for path in paths if one.get(path) != other.get(path)]
+    paths = [*document, *(path for path in other if path not in document)]
+    return [path for path in paths if document.get(path) != other.get(path)]
 
 
 def costliest(classes: Iterable[ChangeClass]) -> ChangeClass:

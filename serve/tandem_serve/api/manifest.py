@@ -107,7 +107,11 @@ def _choose_service(documents: list[Any]) -> Mapping[str, Any]:
 
 
 def _only_services(documents: list[Any]) -> list[Any]:
-    services = [one for one in documents if isinstance(one, Mapping) and one.get("kind") == KIND]
+    services = [
+        document
+        for document in documents
+        if isinstance(document, Mapping) and document.get("kind") == KIND
+    ]
     if len(services) == 1:
         return services
     if services:

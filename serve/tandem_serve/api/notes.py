@@ -29,10 +29,11 @@ def _chosen_by_slo(spec: InferenceServiceSpec) -> Iterator[str]:
 def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
     """Yield the consequences of defaults; the author knows those of written values."""
     schedule = resolve_schedule(spec.schedule)
-    for one in consequences(schedule, spec.slo, max_seq_len=spec.model.max_seq_len):
-        if not _is_written(spec, one.field):
+    for consequence in consequences(schedule, spec.slo, max_seq_len=spec.model.max_seq_len):
+        if not _is_written(spec, consequence.field):
             advice = "or set spec.slo, which chooses it" if not spec.slo.is_given else ""
-            yield f"spec.engine.schedule.{'; '.join(filter(None, (one.text.rstrip('.'), advice)))}"
+            text = "; ".join(filter(None, (consequence.text.rstrip("."), advice)))
+            yield f"spec.engine.schedule.{text}"
 
 
 def _not_tested(spec: InferenceServiceSpec) -> Iterator[str]:

@@ -33,8 +33,8 @@ _TIME_ZONE: Final = TextFormat(
 
 def _entry(value: str) -> str:
     """Return the expression of one part of a cron expression: a list of values and ranges."""
-    one = rf"(\*|({value})(-({value}))?)(/[1-9][0-9]?)?"
-    return f"{one}(,{one})*"
+    part = rf"(\*|({value})(-({value}))?)(/[1-9][0-9]?)?"
+    return f"{part}(,{part})*"
 
 
 CRON: Final = TextFormat(

@@ -39,12 +39,12 @@ class ServiceState:
     @property
     def running(self) -> tuple[ReplicaState, ...]:
         """The replicas that serve."""
-        return tuple(one for one in self.replicas if one.state == "RUNNING")
+        return tuple(replica for replica in self.replicas if replica.state == "RUNNING")
 
     @property
     def is_ready(self) -> bool:
         """True when all desired replicas run; old ones may still finish their requests."""
-        expected = [one for one in self.replicas if one.state != "STOPPING"]
+        expected = [replica for replica in self.replicas if replica.state != "STOPPING"]
         return (
             self.status == "RUNNING" and len(self.running) == len(expected) == self.target_replicas
         )
@@ -63,7 +63,7 @@ def service_state(answer: Mapping[str, Any], name: str) -> ServiceState | None:
         failure=root_cause(message) if message else None,
         details=_ANSI.sub("", message),
         target_replicas=deployment.get("target_num_replicas") or 0,
-        replicas=tuple(_replica(one) for one in deployment.get("replicas", [])),
+        replicas=tuple(_replica(replica) for replica in deployment.get("replicas", [])),
     )
 
 

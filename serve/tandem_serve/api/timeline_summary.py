@@ -47,7 +47,7 @@ def summary_of(timeline: Timeline, model: str) -> TimelineSummary:
 
 
 def _busy_s(step: RankStep, kind: SliceKind) -> float:
-    return sum(one.end_s - one.begin_s for one in step.slices if one.kind == kind)
+    return sum(piece.end_s - piece.begin_s for piece in step.slices if piece.kind == kind)
 
 
 def _hidden_s(step: RankStep) -> float:
@@ -60,10 +60,12 @@ def _hidden_s(step: RankStep) -> float:
 
 def _intervals(step: RankStep, kind: SliceKind, half: int) -> list[Interval]:
     """The slices of one kind and half in order, those that touch or overlap joined."""
-    found = (
-        (one.begin_s, one.end_s) for one in step.slices if (one.kind, one.half) == (kind, half)
+    intervals = (
+        (piece.begin_s, piece.end_s)
+        for piece in step.slices
+        if (piece.kind, piece.half) == (kind, half)
     )
-    return _joined(sorted(found))
+    return _joined(sorted(intervals))
 
 
 def _joined(intervals: Iterable[Interval]) -> list[Interval]:
@@ -76,12 +78,12 @@ def _joined(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
-def _common_s(one: Sequence[Interval], other: Sequence[Interval]) -> float:
+def _common_s(intervals: Sequence[Interval], other: Sequence[Interval]) -> float:
     """Seconds that lie in both; the intervals of each are in order and apart."""
     total, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        total += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] <= other[j][1]:
+    while i < len(intervals) and j < len(other):
+        total += max(0.0, min(intervals[i][1], other[j][1]) - max(intervals[i][0], other[j][0]))
+        if intervals[i][1] <= other[j][1]:
             i += 1
         else:
             j += 1

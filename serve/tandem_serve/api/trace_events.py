@@ -58,7 +58,7 @@ class _Clock:
 
     def __init__(self, timeline: Timeline) -> None:
         begins = [step.begin_s for step in timeline.steps]
-        begins += [one.begin_s for step in timeline.steps for one in step.slices]
+        begins += [piece.begin_s for step in timeline.steps for piece in step.slices]
         self._origin_s = min(begins, default=0.0)
 
     def ns(self, seconds: float) -> int:
@@ -110,9 +110,9 @@ def _metadata(track: Event, name: str, args: Mapping[str, Any]) -> Event:
 
 def _streams(steps: Sequence[RankStep]) -> list[str]:
     """All streams, those of `_FIRST_STREAMS` first, the others as they come."""
-    found = dict.fromkeys(one.stream for step in steps for one in step.slices)
-    first = [name for name in _FIRST_STREAMS if name in found]
-    return [*first, *(name for name in found if name not in first)]
+    streams = dict.fromkeys(piece.stream for step in steps for piece in step.slices)
+    first = [name for name in _FIRST_STREAMS if name in streams]
+    return [*first, *(name for name in streams if name not in first)]
 
 
 def _step_lanes(steps: Sequence[RankStep]) -> dict[tuple[int, int], int]:
@@ -142,19 +142,23 @@ def _step_event(step: RankStep, tracks: _Tracks, clock: _Clock) -> Event:
 
 
 def _slice_events(step: RankStep, tracks: _Tracks, clock: _Clock) -> Iterator[Event]:
-    for one in step.slices:
-        times = _complete(clock.ns(one.begin_s), clock.ns(one.end_s))
-        track = tracks.of_slice(step.rank, one.stream)
+    for piece in step.slices:
+        times = _complete(clock.ns(piece.begin_s), clock.ns(piece.end_s))
+        track = tracks.of_slice(step.rank, piece.stream)
         yield {
-            "name": one.name, "cat": one.kind, **times, **track, "args": _slice_args(step, one)
-        }  # fmt: skip
+            "name": piece.name,
+            "cat": piece.kind,
+            **times,
+            **track,
+            "args": _slice_args(step, piece),
+        }
 
 
-def _slice_args(step: RankStep, one: TimelineSlice) -> dict[str, Any]:
-    args: dict[str, Any] = {"step": step.number, "half": one.half, "kind": one.kind}
-    if one.kind == "collective":
-        args["bytes"] = one.num_bytes
-    part = step if one.half is None else step.halves[one.half]
+def _slice_args(step: RankStep, piece: TimelineSlice) -> dict[str, Any]:
+    args: dict[str, Any] = {"step": step.number, "half": piece.half, "kind": piece.kind}
+    if piece.kind == "collective":
+        args["bytes"] = piece.num_bytes
+    part = step if piece.half is None else step.halves[piece.half]
     return {**args, "rows": part.num_rows, "tokens": part.num_tokens}
 
 
@@ -185,10 +189,10 @@ def _flow(source: TimelineSlice, target: TimelineSlice, clock: _Clock) -> tuple[
     return (begin, max(begin, target_begin)) if begin >= source_begin else None
 
 
-def _moments(one: TimelineSlice, clock: _Clock) -> tuple[int, int]:
+def _moments(piece: TimelineSlice, clock: _Clock) -> tuple[int, int]:
     """The first and the last nanosecond of a slice."""
-    begin = clock.ns(one.begin_s)
-    return begin, max(begin, clock.ns(one.end_s) - 1)
+    begin = clock.ns(piece.begin_s)
+    return begin, max(begin, clock.ns(piece.end_s) - 1)
 
 
 def _flow_events(
@@ -201,8 +205,8 @@ def _flow_events(
     start, finish = (
         {
             "name": "waits for", "cat": FLOW_CATEGORY, "id": number, "ts": moment / _NS_PER_US,
-            **tracks.of_slice(step.rank, one.stream),
+            **tracks.of_slice(step.rank, piece.stream),
         }
-        for one, moment in zip(slices, flow, strict=True)
+        for piece, moment in zip(slices, flow, strict=True)
     )  # fmt: skip
     return {"ph": "s", **start}, {"ph": "f", "bp": "e", **finish}

@@ -149,14 +149,14 @@ def _engine_config(service: InferenceService) -> EngineConfig:
 def _table(memories: Sequence["StageMemory"]) -> Table:
     columns = ("ranks", "layers", "memory", "weights", "largest step", "KV cache")
     table = Table(*columns, box=None, pad_edge=False)
-    for one in memories:
+    for memory in memories:
         table.add_row(
-            _in_words(one.ranks),
-            _span(one.layers[0], one.layers[-1]),
-            _size(one.total),
-            _size(one.weights),
-            f"{_size(one.step)} ({one.step_tokens} tokens)",
-            f"{_size(one.kv_cache)} ({one.kv_tokens} tokens)",
+            _in_words(memory.ranks),
+            _span(memory.layers[0], memory.layers[-1]),
+            _size(memory.total),
+            _size(memory.weights),
+            f"{_size(memory.step)} ({memory.step_tokens} tokens)",
+            f"{_size(memory.kv_cache)} ({memory.kv_tokens} tokens)",
         )
     return table
 

@@ -94,13 +94,13 @@ class OtelTracer:
 
 
 def _resource(settings: TracingSettings) -> dict[str, str]:
-    found = {
+    attributes = {
         "service.name": settings.service_name,
         "service.namespace": settings.service_namespace,
         # In a pod, its name: the replica.
         "service.instance.id": os.environ.get("HOSTNAME"),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in attributes.items() if value}
 
 
 @dataclass(slots=True)
@@ -149,10 +149,10 @@ class OtelTrace:
             _LOGGER.exception("A trace is incomplete; this is a bug.")
 
     def _describe(self) -> None:
-        timelines = [one for prompt in self._prompts for one in prompt]
+        timelines = [choice for prompt in self._prompts for choice in prompt]
         self.span.set_attribute("gen_ai.usage.input_tokens", self._num_prompt_tokens)
         self.span.set_attribute(
-            "gen_ai.usage.output_tokens", sum(one.num_tokens for one in timelines)
+            "gen_ai.usage.output_tokens", sum(timeline.num_tokens for timeline in timelines)
         )
         if timelines:
             self._set_latencies(timelines[0])

@@ -107,8 +107,8 @@ def replace_record(record: Record) -> None:
 
 def read_records() -> list[Record]:
     """The services that run, by name; what a dead one left behind is cleared away."""
-    found = (_read(path) for path in sorted(records_dir().glob("*.json")))
-    records = [record for record in found if record is not None]
+    read = (_read(path) for path in sorted(records_dir().glob("*.json")))
+    records = [record for record in read if record is not None]
     for record in records:
         if not is_alive(record.pid, record.started):
             clear_dead(record)

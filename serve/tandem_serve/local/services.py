@@ -64,7 +64,7 @@ def deploy(
         service.name,
         url=record.url,
         stats_port=Ports(record.base_port).haproxy_stats,
-        replicas=[one.replica_id for one in state.running],
+        replicas=[replica.replica_id for replica in state.running],
         timeout_s=_ROUTE_TIMEOUT_S,
     )
     replace_record(replace(record, service=service.manifest()))
@@ -107,7 +107,9 @@ def state_of(record: Record) -> ServiceState | None:
 
 def capacity_of(record: Record, state: ServiceState) -> str:
     """KV capacity that the replicas logged; empty: nothing yet."""
-    lines = [startup_line(logs_dir(record), record.name, one.replica_id) for one in state.running]
+    lines = [
+        startup_line(logs_dir(record), record.name, replica.replica_id) for replica in state.running
+    ]
     said = {line.removeprefix("KV cache: ").partition(" (")[0] for line in lines if line}
     return "; ".join(sorted(said))
 

@@ -236,8 +236,8 @@ def _address(hexadecimal: str) -> IPv4Address | IPv6Address:
     """An address as the kernel prints it: words of 32 bits in the machine's byte order."""
     words = [hexadecimal[at : at + 8] for at in range(0, len(hexadecimal), 8)]
     packed = b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)
-    found = ip_address(packed)
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    address = ip_address(packed)
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
 def find_haproxies() -> list[Process]:

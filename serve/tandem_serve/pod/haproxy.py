@@ -185,9 +185,9 @@ def answer_at_zero(configuration: str, *, folder: Path) -> str:
         # KubeRay puts a head that is healthy behind the endpoint. Serve calls one unhealthy that
         # has had no replica since it started.
         configuration = _HEALTH_PATH.sub(
-            lambda found: found[0] + _HEALTHY_AT_ZERO, configuration, count=1
+            lambda match: match[0] + _HEALTHY_AT_ZERO, configuration, count=1
         )
-    routed = _ROUTING.sub(lambda found: found[0] + rules, configuration, count=1)
+    routed = _ROUTING.sub(lambda match: match[0] + rules, configuration, count=1)
     return routed.replace(_STATS, backends + _STATS, 1)
 
 
@@ -232,7 +232,7 @@ def use_json_error_pages(configuration: str, *, folder: Path) -> str:
 def limit_connections(configuration: str, *, max_files: int) -> str:
     """The configuration, with no more connections than there may be files for."""
     most = max(1, int((max_files - _OTHER_FILES) / _FILES_PER_CONNECTION))
-    return _MAXCONN.sub(lambda found: f"{found[1]} {min(int(found[2]), most)}", configuration)
+    return _MAXCONN.sub(lambda match: f"{match[1]} {min(int(match[2]), most)}", configuration)
 
 
 def _with_lines(configuration: str, section: str, lines: str) -> str:

@@ -72,7 +72,7 @@ def run_fault(load: str, fault: str) -> FleetRun:
         wall_s=0.0,
         ttft_target_s=1.5,
         result=fleet.run(profile.flows(2.0, Random(1)), DURATION_S),
-        told=controller.told,
+        explained=controller.explained,
     )
 
 

@@ -70,9 +70,9 @@ async def encode_texts(
         _check_characters(len(text), codec, limit, "prompt")
 
     def encode() -> list[list[int]]:
-        return [one(text) for text in texts]
+        return [encode_text(text) for text in texts]
 
-    def one(text: str) -> list[int]:
+    def encode_text(text: str) -> list[int]:
         _check_pieces(text, codec, limit, "prompt")
         return codec.encode(text, add_special_tokens=add_special_tokens)
 

@@ -54,8 +54,8 @@ def at_most(most: int, items: str) -> BeforeValidator:
 
 def too_many(count: int, most: int, items: str) -> PydanticCustomError:
     """Error for a value that has too many `items`."""
-    found = {"count": count, "most": most, "items": items}
-    return PydanticCustomError("too_many", "at most {most} {items}", found)
+    context = {"count": count, "most": most, "items": items}
+    return PydanticCustomError("too_many", "at most {most} {items}", context)
 
 
 def expects(what: str) -> WrapValidator:

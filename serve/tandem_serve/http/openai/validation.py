@@ -85,26 +85,26 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path.removeprefix(".")
 
 
-def _from_pydantic(found: ErrorDetails) -> ApiError:
-    kind = found["type"]
-    param = field_path(found["loc"])
+def _from_pydantic(error: ErrorDetails) -> ApiError:
+    kind = error["type"]
+    param = field_path(error["loc"])
     if kind == "unknown_field":
-        return _unknown_field(found, param)
+        return _unknown_field(error, param)
     if kind == "missing":
         return ApiError(
             f"{param} is missing; add it.", param=param, code="missing_required_parameter"
         )
     if kind == "too_many":
-        return _too_many(found["ctx"], param)
+        return _too_many(error["ctx"], param)
     if kind == "wrong_item":
-        return _wrong_item(found["ctx"], param)
+        return _wrong_item(error["ctx"], param)
     if kind in _BOUNDS:
-        return _out_of_range(found, param)
-    return _wrong_type(found, param)
+        return _out_of_range(error, param)
+    return _wrong_type(error, param)
 
 
-def _unknown_field(found: ErrorDetails, param: str) -> ApiError:
-    text, name = found["ctx"]["text"], found["ctx"]["name"]
+def _unknown_field(error: ErrorDetails, param: str) -> ApiError:
+    text, name = error["ctx"]["text"], error["ctx"]["name"]
     return ApiError(
         as_sentence(f"{param or 'The body'} has an {text}"),
         param=f"{param}.{name}" if param else name,
@@ -112,38 +112,39 @@ def _unknown_field(found: ErrorDetails, param: str) -> ApiError:
     )
 
 
-def _too_many(found: dict[str, Any], param: str) -> ApiError:
+def _too_many(context: dict[str, Any], param: str) -> ApiError:
     return ApiError(
-        f"{param} has {found['count']} {found['items']}; it must have at most {found['most']}.",
+        f"{param} has {context['count']} {context['items']}; "
+        f"it must have at most {context['most']}.",
         param=param,
         code="invalid_value",
     )
 
 
-def _out_of_range(found: ErrorDetails, param: str) -> ApiError:
-    word, bound = _BOUNDS[found["type"]]
+def _out_of_range(error: ErrorDetails, param: str) -> ApiError:
+    word, bound = _BOUNDS[error["type"]]
     return ApiError(
-        f"{param} is {as_json(found['input'])}; it must be {word} {found['ctx'][bound]}.",
+        f"{param} is {as_json(error['input'])}; it must be {word} {error['ctx'][bound]}.",
         param=param,
         code="invalid_value",
     )
 
 
-def _wrong_item(found: dict[str, Any], param: str) -> ApiError:
-    value, path = found["value"], param + field_path(found["location"])
+def _wrong_item(context: dict[str, Any], param: str) -> ApiError:
+    value, path = context["value"], param + field_path(context["location"])
     return ApiError(
-        f"{path} is {value_kind(value)} ({as_json(value)}); {param} must be {found['what']}.",
+        f"{path} is {value_kind(value)} ({as_json(value)}); {param} must be {context['what']}.",
         param=param,
         code="invalid_type",
     )
 
 
-def _wrong_type(found: ErrorDetails, param: str) -> ApiError:
-    if found["type"] == "wrong_shape":
-        expected = found["ctx"]["what"]
+def _wrong_type(error: ErrorDetails, param: str) -> ApiError:
+    if error["type"] == "wrong_shape":
+        expected = error["ctx"]["what"]
     else:
-        expected = _EXPECTED.get(found["type"], found["msg"])
-    value = found["input"]
+        expected = _EXPECTED.get(error["type"], error["msg"])
+    value = error["input"]
     return ApiError(
         f"{param} is {value_kind(value)} ({as_json(value)}); it must be {expected}.",
         param=param,

@@ -79,7 +79,7 @@ def test_goodput_is_not_lower_with_drafts(rate: float) -> None:
 
 @pytest.mark.slow
 def test_drafts_that_are_wrong_cost_no_goodput_where_auto_decides() -> None:
-    prices = DraftPrices(found=1.0, right=0.05, pass_s=5e-3)
+    prices = DraftPrices(hit_rate=1.0, right=0.05, pass_s=5e-3)
     without, _ = goodput("off", 20.0, prices)
 
     for method in ("auto", "auto with a model"):
@@ -87,7 +87,7 @@ def test_drafts_that_are_wrong_cost_no_goodput_where_auto_decides() -> None:
 
 
 def test_few_requests_take_fewer_steps() -> None:
-    prices = DraftPrices(found=1.0, right=0.9)
+    prices = DraftPrices(hit_rate=1.0, right=0.9)
     _, without = goodput("off", 1.0, prices, FEW_REQUESTS)
 
     for method in ("ngram", "draft", "auto with a model"):

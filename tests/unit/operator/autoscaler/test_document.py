@@ -11,7 +11,7 @@ from tandem_operator.autoscale.history import MAX_DECISIONS, History
 from tandem_operator.autoscale.mode import StatusScaling
 from tandem_operator.autoscale.observation import Observation, SignalProblem
 from tandem_operator.autoscaler.document import (
-    Told,
+    ExplainedDecision,
     is_due,
     kept_history,
     own_part,
@@ -29,13 +29,13 @@ LATER = "2026-11-21T14:00:15Z"
 MUCH_LATER = "2026-11-21T14:10:00Z"
 
 
-def told(observation: Observation | None = None, **fields: Any) -> Told:
+def told(observation: Observation | None = None, **fields: Any) -> ExplainedDecision:
     found = observation or observed()
     decision = decide(found, POLICY, History(), to_unix_s(NOW))
-    return Told(decision=decision, observation=found, **fields)
+    return ExplainedDecision(decision=decision, observation=found, **fields)
 
 
-def part(one: Told, decisions: list[dict[str, Any]]) -> dict[str, Any]:
+def part(one: ExplainedDecision, decisions: list[dict[str, Any]]) -> dict[str, Any]:
     conditions = scaling_conditions(one, (), generation=3, now=NOW)
     numbers = StatusScaling(mode="Auto", desired_replicas=one.decision.desired)
     return {"scaling": scaling_document(numbers, decisions, 40.0), "conditions": conditions}
@@ -68,7 +68,7 @@ def test_equal_decisions_in_a_row_are_one_and_twenty_are_kept() -> None:
 
     assert [(one["firstTime"], one["lastTime"]) for one in decisions] == [(NOW, LATER)]
     for number in range(30):
-        one = Told(
+        one = ExplainedDecision(
             decision=Decision(desired=number, recommended=number, reason=DecisionReason.UNDERUSED),
             observation=observed(),
         )
@@ -101,7 +101,7 @@ def test_the_part_of_the_reconciler_is_not_compared() -> None:
 
 
 def test_the_history_of_a_status_has_its_changes_and_its_cold_start() -> None:
-    grown = Told(
+    grown = ExplainedDecision(
         decision=Decision(
             desired=5,
             recommended=5,
@@ -158,7 +158,7 @@ def test_the_history_of_no_status_is_empty() -> None:
     assert kept_history({}, settled_at=None, max_gap_s=90) == History()
 
 
-def condition(one: Told, kind: str) -> tuple[str, str]:
+def condition(one: ExplainedDecision, kind: str) -> tuple[str, str]:
     found = scaling_conditions(one, (), generation=1, now=NOW)
     return next((c["status"], c["reason"]) for c in found if c["type"] == kind)
 

@@ -333,8 +333,8 @@ def _cpu_flags(cpuinfo: Path) -> set[str]:
         text = cpuinfo.read_text()
     except OSError:
         return set()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return set(found[1].split()) if found else set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return set(match[1].split()) if match else set()
 
 
 @cache

@@ -69,7 +69,7 @@ class NativeStepSampling:
                 _point(args, "counts", None, of_row.counts)
             if of_row.banned is not None or args.num_banned:
                 _point(args, "banned", "num_banned", of_row.banned)
-        found = Sampled(
+        sampled = Sampled(
             torch.empty(rows, dtype=torch.int64),
             torch.empty(rows),
             torch.empty(rows, max_top, dtype=torch.int64),
@@ -81,14 +81,14 @@ class NativeStepSampling:
                 sampled_rows=addressof(self._args),
                 rows=rows,
                 vocab=vocab,
-                tokens=found.token_ids.data_ptr(),
-                logprobs=found.logprobs.data_ptr(),
+                tokens=sampled.token_ids.data_ptr(),
+                logprobs=sampled.logprobs.data_ptr(),
                 max_top=max_top,
-                top_ids=found.top_ids.data_ptr(),
-                top_logprobs=found.top_logprobs.data_ptr(),
+                top_ids=sampled.top_ids.data_ptr(),
+                top_logprobs=sampled.top_logprobs.data_ptr(),
             )
         )
-        return found
+        return sampled
 
 
 def _row_args(row: RowSamplingParams) -> SampledRowArgs:

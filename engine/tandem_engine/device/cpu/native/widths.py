@@ -41,9 +41,9 @@ def unpacked_reason(widths: Iterable[InputWidth]) -> str | None:
         widths: Of all linear layers of a rank.
     """
     unpacked = [
-        one
-        for one in dict.fromkeys(widths)
-        if not is_packed(one.inputs, is_in_8_bits=one.is_in_8_bits)
+        width
+        for width in dict.fromkeys(widths)
+        if not is_packed(width.inputs, is_in_8_bits=width.is_in_8_bits)
     ]
     return " and ".join(map(_in_words, unpacked)) or None
 

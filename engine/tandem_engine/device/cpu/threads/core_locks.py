@@ -146,11 +146,11 @@ def _open(path: Path, create: int = 0) -> int:
     # other end is never opened.
     safely = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     file = os.open(path, os.O_RDONLY | create | safely, 0o644)
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
         os.close(file)
         raise PermissionError(f"{path} is not a regular file")
-    if found.st_uid == os.geteuid():
+    if status.st_uid == os.geteuid():
         os.fchmod(file, 0o644)  # not subject to the umask, as in open
     return file
 

@@ -115,11 +115,11 @@ def parse_cpus(text: str) -> frozenset[int]:
     Raises:
         ValueError: The text is not such a list.
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 def format_cpus(cpus: Sequence[int]) -> str:

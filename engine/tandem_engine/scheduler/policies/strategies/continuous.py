@@ -68,7 +68,7 @@ class Continuous:
             num_swapped=len(queues.swapped),
             head_wait_s=0.0 if oldest is None else builder.now - oldest.arrived,
             waiting_tokens=lambda: queues.waiting.first_tokens(builder.limits.max_batch_size),
-            running_blocks=lambda: sum(len(one.table) for one in queues.running()),
+            running_blocks=lambda: sum(len(sequence.table) for sequence in queues.running()),
             free_share=blocks.num_free / blocks.num_blocks,
             last_step_empty=self._last_was_empty,
             max_prefill_batch_size=builder.limits.max_prefill_batch_size,

@@ -75,7 +75,7 @@ class SplitFuse:
 
     def _continue(self, builder: StepBuilder) -> None:
         begun = builder.unfinished_prompts(self._context.order)
-        prompts = [one for one in begun if one not in builder.rows.prefills]
+        prompts = [sequence for sequence in begun if sequence not in builder.rows.prefills]
         for number, sequence in enumerate(prompts):
             left = self._tokens_left(builder, sequence)
             if self._is_cut(builder, sequence):
@@ -101,7 +101,7 @@ class SplitFuse:
             sequence.is_long = uncomputed > split.long_prefill_token_threshold
             if sequence.is_long and _num_long(builder) + len(kept_for) >= split.long_prefills:
                 return Reason.LONG_PREFILLS
-            reason = builder.start(sequence, lambda one: self._first_chunk(builder, one))
+            reason = builder.start(sequence, lambda sequence: self._first_chunk(builder, sequence))
             is_first = not builder.waits.skipped and not builder.hits
             if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
                 # Or a long one behind it would take the limit that it will need.
@@ -177,12 +177,12 @@ def _draft_tokens(builder: StepBuilder) -> int:
 
 
 def _num_long(builder: StepBuilder) -> int:
-    return sum(one.is_long for one in builder.unfinished_prompts())
+    return sum(sequence.is_long for sequence in builder.unfinished_prompts())
 
 
 def _prompt_tokens(builder: StepBuilder, most: int) -> int:
     """Tokens that prompts, begun or waiting, could use; it may stop counting at `most`."""
-    begun = sum(one.num_uncomputed for one in builder.queues.prefilling.values())
+    begun = sum(sequence.num_uncomputed for sequence in builder.queues.prefilling.values())
     if begun >= most:
         return begun
     # Each has at least one.
