@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-import yaml
+from tandem_serve.api.yaml_text import read_documents
 
 Fields = Mapping[str, Any]
 """Fields of a cluster, user or context of a kubeconfig."""
@@ -88,7 +88,7 @@ class _Merged:
         return Context(name, cluster, user[0], context.get("namespace") or "default", user[1])
 
     def _add(self, path: Path) -> None:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        document = _document(path.read_text(encoding="utf-8"))
         # The first file that has one counts.
         self.current = self.current or document.get("current-context") or ""
         for kind, known in (
@@ -99,6 +99,14 @@ class _Merged:
             for item in document.get(f"{kind}s") or ():
                 entry = _entry(item[kind] or {}, path.parent)
                 known.setdefault(str(item["name"]), (entry, path.parent))
+
+
+def _document(text: str) -> Fields:
+    document, *others = read_documents(text) or [{}]
+    if others:
+        raise ValueError(f"it has {1 + len(others)} documents; keep one")
+    fields: Fields = document
+    return fields
 
 
 def _entry(entry: Fields, folder: Path) -> Fields:
@@ -127,35 +135,24 @@ def _paths() -> list[str]:
     names = os.environ.get(KUBECONFIG) or _DEFAULT
     paths = [name for name in names.split(os.pathsep) if name]
     with _errors(names):
-        found = [path for path in paths if Path(path).expanduser().is_file()]
-    if not found:
+        files = [path for path in paths if Path(path).expanduser().is_file()]
+    if not files:
         raise NoCluster(
             f"no Kubernetes is configured here (Configuration file {names} not found); set "
             f"{KUBECONFIG} to a kubeconfig, or run 'make up' for a Kubernetes of your own"
         )
-    return found
+    return files
 
 
 @contextmanager
 def _errors(path: str) -> Iterator[None]:
     try:
         yield
-    except (
-        *(yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError),
-        RecursionError,
-    ) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise NoCluster(
-            f"{path} is not a kubeconfig ({type(error).__name__}: {_problem(error)}); set "
-            f"{KUBECONFIG} to one that 'kubectl get nodes' works with"
+            f"{path} is not a kubeconfig ({type(error).__name__}: {error}); set {KUBECONFIG} to "
+            "one that 'kubectl get nodes' works with"
         ) from None
-
-
-def _problem(error: Exception) -> str:
-    """Return the error's text, without the lines of the file: a token may be in them."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return str(error)
-    mark = error.problem_mark
-    return f"{error.problem}{f', line {mark.line + 1}' if mark else ''}"
 
 
 def _no_such_context(context: str, known: list[str], path: str) -> str:
