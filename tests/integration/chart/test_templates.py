@@ -11,7 +11,7 @@ import yaml
 from tandem_operator.k8s.names import SERVICE
 from tandem_operator.ray.token_key import NAME
 from tandem_serve.api.ray_env import METRICS_PATH
-from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
+from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, objects_of, only
 from tests.unit.operator.render.services import rendered, worker_of
 
 
@@ -316,6 +316,6 @@ def test_the_crd_is_kept_unless_told_otherwise(helm: Helm) -> None:
 
 def test_long_names_stay_within_what_kubernetes_takes(helm: Helm) -> None:
     text = helm.run("template", "r" * 53, str(CHART), values=VALUES[-1:])
-    named = [one["metadata"]["name"] for one in yaml.safe_load_all(text) if one]
+    named = [each["metadata"]["name"] for each in objects_of(text)]
 
     assert max(len(name) for name in named) <= 63

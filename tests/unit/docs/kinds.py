@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from functools import cache
 from typing import Any, Final
 
 import yaml
@@ -91,6 +92,7 @@ _KINDS: Final[Mapping[str, Callable[[Block], BlockKind | None]]] = {
 }
 
 
+@cache
 def kind_of(block: Block) -> BlockKind:
     """Return the kind of a block.
 
