@@ -63,6 +63,8 @@ def test_held_out_questions_are_answered() -> None:
     assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
 
 
+# The last of these is in `make test`: it is cut, and in 8 bits, as all before it.
+@pytest.mark.slow
 def test_held_out_questions_are_answered_in_chunks() -> None:
     said = asyncio.run(answers(schedule=MIX))
 
@@ -80,6 +82,7 @@ def test_held_out_questions_are_answered_by_the_model_that_drafts_are_measured_o
     assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
 
 
+@pytest.mark.slow
 def test_in_8_bits_as_many_are_right_but_for_half_a_point() -> None:
     said = asyncio.run(answers(schedule=MIX, quantization="w8a8"))
 

@@ -288,7 +288,7 @@ def test_a_lower_priority_has_no_bound_but_the_end_of_those_before_it(
     schedule = schedule.model_copy(update={**COMMON, "max_preempt_count": swaps})
     bench = bench_of(schedule)
     bench.add(*high.next(0.0), *high.next(0.0), low)
-    for _ in range(200):
+    for _ in range(80):
         bench.add(*high.next(bench.now))
         bench.step()
     assert "low" not in bench.reasons

@@ -141,7 +141,7 @@ def test_among_equally_likely_tokens_the_first_ones_stay_whatever_else_is_in_the
     own: dict[str, object], mate: dict[str, object]
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    for seed in range(60):
+    for seed in range(20):
         # A few values only: there are many equals, wherever a filter cuts.
         logits = torch.randint(0, 9, (2, 2000), generator=generator).float() / 2
         mine = {"seed": seed, "temperature": 1.0, **own}
