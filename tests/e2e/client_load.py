@@ -65,7 +65,7 @@ async def ask_all(
 
 @asynccontextmanager
 async def steady_load(
-    client: AsyncOpenAI, *, concurrency: int, pause_s: float = 0.0
+    client: AsyncOpenAI, *, concurrency: int, pause_s: float = 1.0
 ) -> AsyncIterator[list[str]]:
     """Keep questions in flight; yields the answers so far, raises what any of them raised.
 

@@ -115,7 +115,7 @@ async def load(service: Service) -> AsyncIterator[None]:
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=service.url, trust_env=False, timeout=HANG_S)
         )
-        await stack.enter_async_context(steady_load(client, concurrency=12))
+        await stack.enter_async_context(steady_load(client, concurrency=12, pause_s=0.0))
         late = asyncio.create_task(ask_too_late(http))
         try:
             yield

@@ -120,7 +120,7 @@ def restored(service: Service) -> Iterator[Service]:
 
 async def test_live_changes_under_load_lose_nothing(restored: Service, client: AsyncOpenAI) -> None:
     pids = restored.replica_pids()
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=0.0) as answers:
         await more_answers(answers, CONCURRENCY)
         for chunk, batch in ((32, 8), (512, 64), (64, 16)):
             assert "live" in await apply_changed(restored, limits(chunk, batch))
@@ -131,7 +131,7 @@ async def test_live_changes_under_load_lose_nothing(restored: Service, client: A
 
 async def test_new_replicas_under_load_lose_nothing(restored: Service, client: AsyncOpenAI) -> None:
     pids = restored.replica_pids()
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=0.0) as answers:
         await more_answers(answers, CONCURRENCY)
         assert "replace" in await apply_changed(restored, larger_blocks)
         await more_answers(answers, CONCURRENCY)

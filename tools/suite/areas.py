@@ -80,7 +80,7 @@ AREAS: Final = (
     ),
     Area(
         name="ranks",
-        holds="Several ranks, micro-batches: tokens of every shape, on Ray and on Kubernetes",
+        holds="Several ranks, micro-batches: their life and steps, on Ray and on Kubernetes",
         paths=(
             "integration/test_dp_ranks.py",
             "integration/test_micro_batch_aborts.py",
@@ -88,9 +88,7 @@ AREAS: Final = (
             "integration/test_micro_batch_engine.py",
             "integration/test_overlap_link.py",
             "integration/test_pipelining.py",
-            "integration/test_rank_accuracy.py",
             "integration/test_rank_engine.py",
-            "integration/test_rank_matrix.py",
             "integration/test_ranks.py",
             "integration/test_timeline.py",
             "e2e/test_local_ranks.py",
@@ -103,7 +101,19 @@ AREAS: Final = (
             "engine/tandem_engine/device/cpu/native",
             "serve/tandem_serve/rank_actors.py",
         ),
-        minutes=22,
+        minutes=9,
+    ),
+    Area(
+        name="rank-tokens",
+        holds="Several ranks: tokens of every shape and setting, and 500 questions",
+        paths=("integration/test_rank_accuracy.py", "integration/test_rank_matrix.py"),
+        code=(
+            "engine/tandem_engine/microbatch",
+            "engine/tandem_engine/parallel",
+            "engine/tandem_engine/runner",
+            "engine/tandem_engine/device/cpu/native",
+        ),
+        minutes=15,
     ),
     Area(
         name="arm",

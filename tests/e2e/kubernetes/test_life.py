@@ -16,8 +16,8 @@ from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
 
 CONCURRENCY = 16
-PAUSE_S = 1.0
-"""Some 14 questions a second, which leave cores for pods that start."""
+CALLERS = 8
+"""Of the load: some 7 questions a second, which leave cores for pods that start."""
 QUESTIONS = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
@@ -63,12 +63,12 @@ async def answers_questions(client: AsyncOpenAI, times: Times) -> None:
 async def is_replaced(
     service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
 ) -> None:
-    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
-        await more_answers(answers, CONCURRENCY)
+    async with steady_load(client, concurrency=CALLERS) as answers:
+        await more_answers(answers, CALLERS)
         with times.measure("replace (model) under load: new pods serve"):
             await in_thread(lambda: service.apply(lambda document: use_model(document, checkpoint)))
             await in_thread(service.wait_ready)
-        await more_answers(answers, CONCURRENCY)
+        await more_answers(answers, CALLERS)
 
     # KubeRay moves the endpoint when Ray says that the replicas run, on a busy machine before the
     # probe of their pod has answered.
@@ -77,12 +77,12 @@ async def is_replaced(
 
 
 async def scales(service: DeployedService, client: AsyncOpenAI, count: int, times: Times) -> None:
-    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
-        await more_answers(answers, CONCURRENCY)
+    async with steady_load(client, concurrency=CALLERS) as answers:
+        await more_answers(answers, CALLERS)
         with times.measure(f"kubectl scale to {count} under load"):
             scale(service, count)
             await in_thread(lambda: service.wait_for_replicas(count))
-        await more_answers(answers, 2 * CONCURRENCY)
+        await more_answers(answers, 2 * CALLERS)
 
 
 async def lets_one_pod_go(service: DeployedService, workers: set[str], times: Times) -> None:
@@ -110,12 +110,12 @@ async def changes_live(
         smaller_chunks(document)
 
     before = restart_counts(service)
-    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
-        await more_answers(answers, CONCURRENCY)
+    async with steady_load(client, concurrency=CALLERS) as answers:
+        await more_answers(answers, CALLERS)
         with times.measure("live change of splitChunkTokens under load"):
             await in_thread(lambda: service.apply(change))
             await in_thread(service.wait_ready)
-        await more_answers(answers, CONCURRENCY)
+        await more_answers(answers, CALLERS)
 
     after = restart_counts(service)
     assert after, "pods serve"
