@@ -18,8 +18,8 @@ from benchmarks.autoscaling.laws import (
     ray_serve,
 )
 from tandem_engine.simulate.fleet import Controller
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 
 @register("tandem", (1.0, 1.1, 1.5))

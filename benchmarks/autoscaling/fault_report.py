@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.autoscaling.faults import FAULTS, NONE
 from benchmarks.autoscaling.runs import FleetRun
-from tandem_operator.autoscale.decision import DecisionReason
+from tandem_operator.scaling_law.decision import DecisionReason
 
 _UNTOLD = "–"
 

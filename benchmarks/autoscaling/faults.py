@@ -14,16 +14,16 @@ from typing import Final
 from benchmarks.serving.errors import WrongUsage
 from tandem_engine.simulate.fleet import FleetSettings
 from tandem_engine.simulate.observation import FleetObservation, LatencySignal, ReplicaView
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import SignalProblem
-from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.agreement import Doubt
+from tandem_operator.autoscaler.current_policy import CREDIT
 from tandem_operator.autoscaler.document import ExplainedDecision
 from tandem_operator.autoscaler.measure import Measured, Replica, Targets, measure, unmeasured
-from tandem_operator.autoscaler.policies import CREDIT
 from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import SignalProblem
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 NONE: Final = "none"
 BEGIN_S: Final = 600.0

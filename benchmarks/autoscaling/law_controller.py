@@ -4,10 +4,10 @@ import math
 from typing import Protocol
 
 from benchmarks.autoscaling.laws import FleetObservation, Law
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import LatencySignal
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 
 class Latency(Protocol):

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 TOLERANCE: Final = 0.1
 """Deviation from its target that an HPA, and AIBrix, leave alone."""

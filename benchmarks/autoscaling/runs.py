@@ -28,9 +28,9 @@ from tandem_engine.simulate.observation import Target
 from tandem_engine.simulate.performance_curve import PerformanceCurve
 from tandem_engine.simulate.predictions import FlowPredictor
 from tandem_engine.simulate.workload import Arrival, Shape
-from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.document import ExplainedDecision
 from tandem_operator.autoscaler.measure import Targets
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 _MOST_SCHEDULERS: Final = 8
 _MOST_SCHEDULERS_S: Final = 3600.0

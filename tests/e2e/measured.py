@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import httpx
 
-from tandem_operator.autoscale.decision import DecisionReason
 from tandem_operator.health import Health, serve
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
@@ -22,6 +21,7 @@ from tandem_operator.render.prometheus_rules import (
 )
 from tandem_operator.render.promql import Comparison
 from tandem_operator.render.recording_rules import LONG_WINDOWS, SHORT_WINDOWS
+from tandem_operator.scaling_law.decision import DecisionReason
 from tandem_serve.api.spec import InferenceService
 from tests.e2e.client_load import openai_client, steady_load
 from tests.e2e.harness import Service

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tandem_operator.autoscale.decision import DecisionReason
+from tandem_operator.scaling_law.decision import DecisionReason
 from tools.dashboards.parts import Annotation, Board, Query, Row, Variable, lines, stat
 from tools.dashboards.promql import (
     OPERATOR,

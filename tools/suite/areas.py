@@ -208,7 +208,7 @@ AREAS: Final = (
             "e2e/kubernetes/test_scale_to_zero.py",
             "integration/cluster/test_keda.py",
         ),
-        code=("operator/tandem_operator/autoscale", "operator/tandem_operator/autoscaler"),
+        code=("operator/tandem_operator/scaling_law", "operator/tandem_operator/autoscaler"),
         minutes=20,
     ),
     Area(

@@ -22,13 +22,15 @@ from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.request import LOWEST_PRIORITY
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
-from tandem_engine.async_engine.draft_metrics import draft_series
 from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
 from tandem_engine.async_engine.metric_aliases import aliases_of
-from tandem_engine.async_engine.micro_batch_metrics import micro_batch_series
+from tandem_engine.async_engine.optional_metrics import (
+    draft_series,
+    micro_batch_series,
+    rank_series,
+)
 from tandem_engine.async_engine.priority_metrics import PriorityMetrics
-from tandem_engine.async_engine.rank_metrics import rank_series
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.async_engine.slo_metrics import SloResults, predictions
 from tandem_engine.async_engine.timeline import Timeline

@@ -6,8 +6,8 @@ chosen when the request starts; one that was preempted to be computed again may 
 if it is a single sequence. Swapped ones come back to where their host blocks are.
 """
 
+from collections import abc
 from collections.abc import Collection, Iterable
-from collections.abc import Sequence as List
 
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
@@ -27,7 +27,7 @@ class KVBlocks:
         hosts: Blocks of each for sequences that are swapped out.
     """
 
-    def __init__(self, pools: List[BlockPool], hosts: List[HostPool]) -> None:
+    def __init__(self, pools: abc.Sequence[BlockPool], hosts: abc.Sequence[HostPool]) -> None:
         self.dp_ranks = tuple(map(DPRankBlocks, pools, hosts))
         """By dp rank."""
         self.block_size = pools[0].block_size
@@ -139,7 +139,7 @@ class KVBlocks:
         """Return True if all running sequences have blocks for their known tokens."""
         return all(rank.suffice() for rank in self.dp_ranks)
 
-    def hold(self, sequences: List[Sequence]) -> bool:
+    def hold(self, sequences: abc.Sequence[Sequence]) -> bool:
         """Return True if there are blocks for the known tokens of some running sequences."""
         if len(self.dp_ranks) == 1:
             return self.dp_ranks[0].hold(sequences)
@@ -210,7 +210,7 @@ class KVBlocks:
             rank.pool.check_integrity([sequence.table for sequence in of_rank])
             rank.host.check_integrity()
 
-    def _candidates(self, sequence: Sequence) -> List[DPRankBlocks]:
+    def _candidates(self, sequence: Sequence) -> abc.Sequence[DPRankBlocks]:
         """The dp ranks that a waiting sequence may start in."""
         return (self.of(sequence),) if self.is_bound(sequence) else self.dp_ranks
 
@@ -245,7 +245,7 @@ class KVBlocks:
             self.admit(group)
 
 
-def _merit(rank: DPRankBlocks, hits: List[int]) -> int:
+def _merit(rank: DPRankBlocks, hits: abc.Sequence[int]) -> int:
     """Rate a dp rank for a sequence: the blocks that it leaves free, and those it need not compute.
 
     So rows spread by free blocks, and a prefix that is there outweighs a lead in free blocks that

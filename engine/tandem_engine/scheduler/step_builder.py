@@ -1,7 +1,7 @@
 """Builds one step: takes rows within the limits, and notes the reasons that others wait."""
 
+from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -39,7 +39,7 @@ class StepBuilder:
     """Seconds."""
     limits: BatchLimits
     """Rows of the step, and rows of it that may work on their prompt."""
-    proposals: Mapping[str, List[int]]
+    proposals: Mapping[str, abc.Sequence[int]]
     """Sequence id → guesses for its next tokens."""
     expected_drafts: Callable[[str, int], float]
     """Sequence id and its drafts → how many of them are expected to be right."""
@@ -258,7 +258,7 @@ class StepBuilder:
             if tokens > 1
         }
 
-    def _drafts(self) -> Mapping[str, List[int]]:
+    def _drafts(self) -> Mapping[str, abc.Sequence[int]]:
         if not self.proposals:
             return {}
         return {

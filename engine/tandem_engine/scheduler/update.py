@@ -1,7 +1,7 @@
 """The update after a step: the rows' counts, their tokens, and the sequences that end."""
 
+from collections import abc
 from collections.abc import Iterable
-from collections.abc import Sequence as List
 from itertools import islice
 from math import inf
 from typing import Final
@@ -14,7 +14,7 @@ from tandem_engine.scheduler.policies.budget import Pace
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence, SequenceGroup
 
-Yielding = Iterable[tuple[Sequence, List[SampledToken] | None]]
+Yielding = Iterable[tuple[Sequence, abc.Sequence[SampledToken] | None]]
 
 # What a NamedTuple calls, past a function of its own that takes as long again.
 _NEW: Final = tuple.__new__
@@ -42,7 +42,7 @@ class StepUpdater:
         """Learns from kept and missed targets; None: there are none."""
 
     def update(
-        self, step: Step, rows: List[Sequence], result: StepResult, now: float
+        self, step: Step, rows: abc.Sequence[Sequence], result: StepResult, now: float
     ) -> list[Advance]:
         """Count what is computed, and append the tokens; return the sequences that got some.
 
@@ -59,7 +59,7 @@ class StepUpdater:
             advances += self._update_row(row, num_tokens, result, now)
         return advances
 
-    def reserve(self, step: Step, rows: List[Sequence]) -> None:
+    def reserve(self, step: Step, rows: abc.Sequence[Sequence]) -> None:
         """Count all of a step but its tokens, while it is computed: each row that yields gets one.
 
         Blocks are not shared before they are computed. The end by length is known; a row that ends
@@ -78,7 +78,7 @@ class StepUpdater:
             if row.state is RUNNING:
                 self._reserve_chunk(row, num_tokens)
 
-    def commit(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
+    def commit(self, rows: abc.Sequence[Sequence], result: StepResult, now: float) -> list[Advance]:
         """Take over the tokens of a step that was reserved; return the rows that got some."""
         advances: list[Advance] = []
         note, pace, commit_token = advances.append, self.pace, self.commit_token
@@ -231,7 +231,9 @@ class StepUpdater:
             self._queues.join(child)
         return children
 
-    def _append_tokens(self, row: Sequence, tokens: List[SampledToken], now: float) -> Advance:
+    def _append_tokens(
+        self, row: Sequence, tokens: abc.Sequence[SampledToken], now: float
+    ) -> Advance:
         """Append the tokens that a row yielded, up to one that ends it."""
         reason: FinishReason | None = None
         for number, token in enumerate(tokens, 1):
@@ -261,7 +263,9 @@ def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool
         pace.note_end((now - sequence.first_token_at) / (sequence.num_output - 1))
 
 
-def _with_tokens(rows: List[Sequence], ids: List[str], count: int, result: StepResult) -> Yielding:
+def _with_tokens(
+    rows: abc.Sequence[Sequence], ids: abc.Sequence[str], count: int, result: StepResult
+) -> Yielding:
     """Return the first `count` rows, each with the tokens that it yielded."""
     tokens, first_ids = result.tokens, list(ids[:count])
     if [*islice(tokens, count)] == first_ids:

@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tandem_operator.autoscale.observation import ReplicaLoad, SignalProblem, is_amount
 from tandem_operator.autoscaler.agreement import Doubt, stuck_sample
 from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.scaling_law.observation import ReplicaLoad, SignalProblem, is_amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tandem_operator.autoscale.observation import SignalProblem
 from tandem_operator.autoscaler.exposition import Reading
 from tandem_operator.autoscaler.signals import PodSample
+from tandem_operator.scaling_law.observation import SignalProblem
 
 CLOCK_TOLERANCE_S: Final = 5.0
 """Seconds by which the clocks of Prometheus and of the operator may differ."""

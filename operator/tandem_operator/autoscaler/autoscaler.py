@@ -10,18 +10,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.mode import (
-    StatusScaling,
-    desired_replicas,
-    next_status,
-    replicas_to_write,
-)
-from tandem_operator.autoscale.observation import Observation, SignalProblem
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.cross_check import CrossCheck
+from tandem_operator.autoscaler.current_policy import (
+    max_age_s,
+    max_gap_s,
+    scaling_policy,
+    start_credit_s,
+    unknown_time_zones,
+)
 from tandem_operator.autoscaler.document import ExplainedDecision, with_decision
 from tandem_operator.autoscaler.measure import (
     FRESH_S,
@@ -34,13 +31,6 @@ from tandem_operator.autoscaler.measure import (
 )
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.node_room import NodeReader
-from tandem_operator.autoscaler.policies import (
-    max_age_s,
-    max_gap_s,
-    scaling_policy,
-    start_credit_s,
-    unknown_time_zones,
-)
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.publish import Publisher
 from tandem_operator.autoscaler.refusals import Refusals
@@ -61,6 +51,16 @@ from tandem_operator.render.desired import RenderError
 from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.pods import worker_template
 from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.mode import (
+    StatusScaling,
+    desired_replicas,
+    next_status,
+    replicas_to_write,
+)
+from tandem_operator.scaling_law.observation import Observation, SignalProblem
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.slots import max_in_flight
 from tandem_serve.api.spec import InferenceService

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tandem_operator import reasons
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import MAX_DECISIONS, Change, History
-from tandem_operator.autoscale.mode import StatusScaling
-from tandem_operator.autoscale.observation import Observation
 from tandem_operator.autoscaler.messages import message_of
 from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
 from tandem_operator.clock import seconds_between, to_unix_s
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import MAX_DECISIONS, Change, History
+from tandem_operator.scaling_law.mode import StatusScaling
+from tandem_operator.scaling_law.observation import Observation
 from tandem_operator.status.conditions import (
     Condition,
     ConditionStatus,

@@ -7,10 +7,10 @@ ready replicas by the largest of them (metric type Value, threshold 1).
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tandem_operator.autoscale.load import MAX_RATIO
-from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.signals import Scope, service_expressions
 from tandem_operator.render.settings import AutoscalingSettings
+from tandem_operator.scaling_law.load import MAX_RATIO
+from tandem_operator.scaling_law.policy import ScalingPolicy
 from tandem_serve.api.scaling import ScaleDownSpec, ScaleUpSpec, ScalingSpec
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 

@@ -6,13 +6,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tandem_operator.autoscale.observation import (
-    LatencySignal,
-    Observation,
-    SignalProblem,
-    finite,
-    is_amount,
-)
 from tandem_operator.autoscaler.aggregate import (
     aggregate,
     find_doubts,
@@ -22,6 +15,13 @@ from tandem_operator.autoscaler.aggregate import (
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
 from tandem_operator.autoscaler.signals import Signals
+from tandem_operator.scaling_law.observation import (
+    LatencySignal,
+    Observation,
+    SignalProblem,
+    finite,
+    is_amount,
+)
 
 FRESH_S: Final = 60.0
 """Seconds for which a replica that has begun to answer may be unknown to Prometheus."""

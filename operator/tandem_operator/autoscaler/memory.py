@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from tandem_operator.autoscale.history import History
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.document import Document, kept_history
 from tandem_operator.autoscaler.exposition import Reading
 from tandem_operator.autoscaler.replicas import ReplicaPod
+from tandem_operator.scaling_law.history import History
 from tandem_serve.api.spec import InferenceService
 
 _MAX_PERIODS: Final = 16

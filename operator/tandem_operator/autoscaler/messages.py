@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tandem_operator.autoscale.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
 
 Inputs = Mapping[str, float | None]
 

@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-from tandem_operator.autoscale.observation import Observation
-from tandem_operator.autoscale.replay import Recorded
 from tandem_operator.autoscaler.measure import Replica, Targets, measure
 from tandem_operator.autoscaler.signals import (
     Sample,
@@ -18,6 +16,8 @@ from tandem_operator.autoscaler.signals import (
     result_of,
     signals_of,
 )
+from tandem_operator.scaling_law.observation import Observation
+from tandem_operator.scaling_law.replay import Recorded
 
 NUMBERS: Final = {
     "desired": "tandem_operator_autoscaler_desired_replicas",

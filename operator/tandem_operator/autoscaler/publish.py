@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_operator import reasons
-from tandem_operator.autoscale.mode import StatusScaling
 from tandem_operator.autoscaler.document import (
     Document,
     ExplainedDecision,
@@ -23,6 +22,7 @@ from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_operator.k8s.objects import NamespacedName, Object
+from tandem_operator.scaling_law.mode import StatusScaling
 from tandem_operator.status.conditions import (
     ConditionStatus,
     ScalingConditionType,

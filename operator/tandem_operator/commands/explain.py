@@ -12,9 +12,14 @@ from tandem_operator.commands.cluster import Cluster
 from tandem_operator.commands.decisions import decision_lines
 from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
-from tandem_operator.commands.micro_batches import LABEL, micro_batch_line
-from tandem_operator.commands.rank_memory import MEMORY, memory_lines
-from tandem_operator.commands.speculation import DRAFTS, draft_line
+from tandem_operator.commands.replica_lines import (
+    DRAFTS,
+    MEMORY,
+    MICRO_BATCHES,
+    draft_line,
+    memory_lines,
+    micro_batch_line,
+)
 from tandem_operator.k8s.names import SERVICE
 
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
@@ -41,7 +46,7 @@ def explain(
         )
     labelled = list(zip(LABELS, lines, strict=True))
     if micro_batches := micro_batch_line(service, now):
-        labelled.append((LABEL, micro_batches))
+        labelled.append((MICRO_BATCHES, micro_batches))
     if drafts := draft_line(service, now):
         labelled.append((DRAFTS, drafts))
     labelled += [(MEMORY, line) for line in memory_lines(service, now)]

@@ -12,16 +12,14 @@ from typing import Final
 import typer
 from pydantic import ValidationError
 
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tandem_operator.autoscale.replay import Recorded, Replayed, replay
-from tandem_operator.autoscaler.measure import Targets
-from tandem_operator.autoscaler.past import moments, numbers_query, read_matrix, read_numbers
-from tandem_operator.autoscaler.policies import (
+from tandem_operator.autoscaler.current_policy import (
     max_age_s,
     max_gap_s,
     scaling_policy,
     unknown_time_zones,
 )
+from tandem_operator.autoscaler.measure import Targets
+from tandem_operator.autoscaler.past import moments, numbers_query, read_matrix, read_numbers
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.signals import InvalidAnswer, Scope, signals_query
 from tandem_operator.commands.cluster import Cluster
@@ -30,6 +28,8 @@ from tandem_operator.commands.replay_report import document, draw, table_lines
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.k8s.objects import Object
 from tandem_operator.render.settings import AutoscalingSettings, PrometheusSettings
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tandem_operator.scaling_law.replay import Recorded, Replayed, replay
 from tandem_serve.api.manifest import ManifestError, load_manifest
 from tandem_serve.api.spec import InferenceService
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from tandem_operator.autoscale.replay import Replayed
 from tandem_operator.clock import from_unix_s
 from tandem_operator.commands.errors import ClusterError
 from tandem_operator.commands.text import count_of
+from tandem_operator.scaling_law.replay import Replayed
 
 _HEADER: Final = ("TIME", "RAN", "REPLAY", "REQ/S", "CAPACITY", "REASON")
 

@@ -7,12 +7,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tandem_engine.api.config import ParallelismConfig
-from tandem_operator.autoscale.mode import StatusScaling, desired_replicas
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.k8s.objects import Object
 from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.scaling_law.mode import StatusScaling, desired_replicas
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pod_view import pod_view
 from tandem_serve.api.changes import ChangeClass

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_operator import reasons
-from tandem_operator.autoscale.mode import StatusScaling, desired_replicas
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.scaling_law.mode import StatusScaling, desired_replicas
 from tandem_operator.status.facts import Problem
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.spec import InferenceService

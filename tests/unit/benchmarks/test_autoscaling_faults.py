@@ -17,13 +17,13 @@ from tandem_engine.simulate.fleet import Fleet, FleetSettings
 from tandem_engine.simulate.load_profile import LoadProfile, Stream
 from tandem_engine.simulate.observation import Target
 from tandem_engine.simulate.replica import Predictions
-from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.measure import Targets
+from tandem_operator.scaling_law.policy import ScalingPolicy
 from tests.unit.benchmarks.test_autoscaling import CURVE, SHAPE, curve, trace
 
 __all__ = ("curve", "trace")
 
-TOLD: Final = {
+REASONS: Final = {
     "sick": "computes no step though requests wait there",
     "blind": "one replica is left out: Prometheus does not scrape",
     "never": "has not answered for longer than a start takes",
@@ -83,7 +83,7 @@ def rows() -> dict[tuple[str, str], FaultRow]:
 
 
 @pytest.mark.parametrize("load", RATES)
-@pytest.mark.parametrize("fault", TOLD)
+@pytest.mark.parametrize("fault", REASONS)
 def test_a_fault_costs_at_most_a_point_and_asks_for_no_more_than_it_takes(
     rows: dict[tuple[str, str], FaultRow], load: str, fault: str
 ) -> None:
@@ -94,9 +94,9 @@ def test_a_fault_costs_at_most_a_point_and_asks_for_no_more_than_it_takes(
     assert row.more <= (1 if fault in {"sick", "never"} else 0)
 
 
-@pytest.mark.parametrize("fault", TOLD)
+@pytest.mark.parametrize("fault", REASONS)
 def test_the_reason_is_named(rows: dict[tuple[str, str], FaultRow], fault: str) -> None:
-    assert TOLD[fault] in rows["step", fault].reason
+    assert REASONS[fault] in rows["step", fault].reason
 
 
 def test_without_a_fault_nothing_is_told(rows: dict[tuple[str, str], FaultRow]) -> None:

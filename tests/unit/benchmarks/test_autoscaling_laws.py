@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from benchmarks.autoscaling.law_controller import LawController
 from benchmarks.autoscaling.laws import LAWS, FleetObservation, Law, llmd_slo
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal, Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tests.unit.operator.autoscale.queue_model import Run
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import LatencySignal, Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tests.unit.operator.scaling_law.queue_model import Run
 
 PERIOD_S: Final = 15.0
 POLICY: Final = ScalingPolicy(min_replicas=1, max_replicas=64)

@@ -9,8 +9,12 @@ from typing import Any, Final
 from tandem_operator import reasons
 from tandem_operator.commands.explain import LABELS
 from tandem_operator.commands.explanation import explain
-from tandem_operator.commands.micro_batches import LABEL, micro_batch_line
-from tandem_operator.commands.rank_memory import MEMORY, memory_lines
+from tandem_operator.commands.replica_lines import (
+    MEMORY,
+    MICRO_BATCHES,
+    memory_lines,
+    micro_batch_line,
+)
 from tandem_operator.micro_batches.document import micro_batch_document
 from tandem_operator.micro_batches.figures import Figures
 from tandem_operator.ranks.document import ranks_document
@@ -122,7 +126,7 @@ def halves() -> str:
         "spec": {"engine": {"streamOptions": {"microBatch": True}}},
         "status": {"microBatch": micro_batch_document([figures, figures], 2, A_WHILE_AGO)},
     }
-    return f"{LABEL}: {micro_batch_line(found, NOW)}"
+    return f"{MICRO_BATCHES}: {micro_batch_line(found, NOW)}"
 
 
 def memory() -> str:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tandem_operator.autoscale.decision import DecisionReason
 from tandem_operator.crd.status_schema import status_schema
+from tandem_operator.scaling_law.decision import DecisionReason
 from tandem_operator.status.conditions import ConditionType, ScalingConditionType
 from tests.unit.docs.pages import ROOT, code_spans, rows
 
 PAGE: Final = ROOT / "docs" / "reference" / "conditions.md"
 PACKAGE: Final = ROOT / "operator" / "tandem_operator"
-OTHERS: Final = frozenset({"commands", "autoscale"})
+OTHERS: Final = frozenset({"commands", "scaling_law"})
 """`tandem explain` reads reasons, and writes none; those of decisions are an enumeration."""
 CAMEL: Final = re.compile(r"[A-Z][A-Za-z]+")
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.observation import SignalProblem
 from tandem_operator.autoscaler.agreement import compare, next_pod, stuck_sample
 from tandem_operator.autoscaler.exposition import Reading, read_exposition
 from tandem_operator.autoscaler.signals import PodSample
+from tandem_operator.scaling_law.observation import SignalProblem
 
 T = 1_000_000.0
 EXPOSITION = b"""# HELP tandem_request_received_total Requests taken.

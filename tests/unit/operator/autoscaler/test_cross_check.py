@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tandem_operator.autoscale.history import History
 from tandem_operator.autoscaler import page as module
 from tandem_operator.autoscaler.cross_check import CrossCheck
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.replicas import ReplicaPod
 from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.scaling_law.history import History
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n"
 LINE = b'tandem_request_received_total{model_name="tiny"} 42.0\n'

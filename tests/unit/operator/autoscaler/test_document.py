@@ -5,11 +5,6 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import MAX_DECISIONS, History
-from tandem_operator.autoscale.mode import StatusScaling
-from tandem_operator.autoscale.observation import Observation, SignalProblem
 from tandem_operator.autoscaler.document import (
     ExplainedDecision,
     is_due,
@@ -22,7 +17,12 @@ from tandem_operator.autoscaler.document import (
 from tandem_operator.autoscaler.messages import message_of
 from tandem_operator.clock import from_unix_s, to_unix_s
 from tandem_operator.crd.status_schema import status_schema
-from tests.unit.operator.autoscale.measurements import POLICY, observed
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import MAX_DECISIONS, History
+from tandem_operator.scaling_law.mode import StatusScaling
+from tandem_operator.scaling_law.observation import Observation, SignalProblem
+from tests.unit.operator.scaling_law.measurements import POLICY, observed
 
 NOW = "2026-11-21T14:00:00Z"
 LATER = "2026-11-21T14:00:15Z"

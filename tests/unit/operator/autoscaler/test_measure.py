@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.load import load_of
-from tandem_operator.autoscale.observation import SignalProblem
-from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.measure import Measured, Replica, Targets, measure
 from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.load import load_of
+from tandem_operator.scaling_law.observation import SignalProblem
+from tandem_operator.scaling_law.policy import ScalingPolicy
 from tests.unit.operator.autoscaler.fake_prometheus import (
     HEALTHY,
     NOW_S,

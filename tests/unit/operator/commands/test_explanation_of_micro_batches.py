@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_operator.commands.micro_batches import micro_batch_line
+from tandem_operator.commands.replica_lines import micro_batch_line
 from tests.unit.operator.commands.test_explanation import NOW, READY, Object, service, status
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_operator.commands.rank_memory import memory_lines
+from tandem_operator.commands.replica_lines import memory_lines
 from tests.unit.operator.commands.test_explanation import NOW, READY, Object, service, status
 
 MIB, GIB = 2**20, 2**30

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.commands.speculation import draft_line
+from tandem_operator.commands.replica_lines import draft_line
 from tandem_operator.speculation.document import is_due, speculation_document
 from tandem_operator.speculation.figures import Drafts
 from tandem_operator.speculation.switch import has_speculation

@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from tandem_operator.autoscale.decision import DecisionReason as Reason
-from tandem_operator.autoscale.observation import Observation, SignalProblem
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tests.unit.operator.autoscale.measurements import PERIOD_S
-from tests.unit.operator.autoscale.queue_model import CAPACITY, Run
+from tandem_operator.scaling_law.decision import DecisionReason as Reason
+from tandem_operator.scaling_law.observation import Observation, SignalProblem
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tests.unit.operator.scaling_law.measurements import PERIOD_S
+from tests.unit.operator.scaling_law.queue_model import CAPACITY, Run
 
 POLICY: Final = ScalingPolicy(min_replicas=1, max_replicas=16)
 STEP_S: Final = 600.0

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tandem_operator.autoscale.schedule import (
+from tandem_operator.clock import UnknownTimeZone, utc_offset_s
+from tandem_operator.render.settings import AutoscalingSettings
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tandem_operator.scaling_law.schedule import (
     ScheduledMinimum,
     minimum_at,
     parse_cron,
 )
-from tandem_operator.clock import UnknownTimeZone, utc_offset_s
-from tandem_operator.render.settings import AutoscalingSettings
 from tandem_serve.api.scaling import ScalingSpec
 from tandem_serve.api.spec import InferenceService
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tests.unit.operator.autoscale.measurements import observed
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tests.unit.operator.scaling_law.measurements import observed
 
 
 def decision(

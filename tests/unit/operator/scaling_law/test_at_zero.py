@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import DecisionReason as Reason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import Observation, SignalProblem
-from tests.unit.operator.autoscale.measurements import PERIOD_S, POLICY, Loop, idle, observed
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import DecisionReason as Reason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import Observation, SignalProblem
+from tests.unit.operator.scaling_law.measurements import PERIOD_S, POLICY, Loop, idle, observed
 
 MAY_SLEEP: Final = replace(POLICY, min_replicas=0)
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import (
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import (
     LatencySignal,
     Observation,
     ReplicaLoad,
     SignalProblem,
 )
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tests.unit.operator.autoscale.measurements import PERIOD_S
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tests.unit.operator.scaling_law.measurements import PERIOD_S
 
 NUMBERS: Final = st.one_of(
     st.floats(0, 1e6, allow_subnormal=False), st.sampled_from([float("nan"), float("inf"), -1.0])

@@ -8,11 +8,11 @@ load alone; a queue counts where no more replicas answer than in the record.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal, Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import LatencySignal, Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 
 @dataclass(frozen=True, slots=True)

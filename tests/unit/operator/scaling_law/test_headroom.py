@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.unit.operator.autoscale.measurements import POLICY, Loop, observed, tpot, ttft
+from tests.unit.operator.scaling_law.measurements import POLICY, Loop, observed, tpot, ttft
 
 
 def test_headroom_is_for_a_load_that_rises_and_what_it_got_it_keeps() -> None:

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pytest
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import DecisionReason as Reason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import Observation, SignalProblem
-from tests.unit.operator.autoscale.measurements import (
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import DecisionReason as Reason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import Observation, SignalProblem
+from tests.unit.operator.scaling_law.measurements import (
     POLICY,
     Loop,
     idle,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.schedule import (
+from tandem_operator.scaling_law.schedule import (
     Cron,
     InvalidCron,
     ScheduledMinimum,

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal, Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import LatencySignal, Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 PERIOD_S: Final = 15.0
 TTFT_S: Final = 1.5

@@ -1,4 +1,7 @@
-"""Memory of the ranks of a service in an explanation; pure."""
+"""Lines of an explanation that come from the replicas' own pages; pure.
+
+They say what micro-batches bring, which share of draft tokens was right, and what each rank holds.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -9,8 +12,12 @@ from pydantic import ValidationError
 from tandem_operator.commands.snapshot import ranks_in
 from tandem_operator.commands.text import age_between, sentence, size_of
 from tandem_operator.k8s.objects import Object
+from tandem_operator.micro_batches.switch import has_micro_batches
+from tandem_operator.speculation.switch import has_speculation
 from tandem_serve.api.spec import ResourcesSpec
 
+MICRO_BATCHES: Final = "micro-batch"
+DRAFTS: Final = "drafts"
 MEMORY: Final = "memory"
 
 _PARTS: Final = (
@@ -19,6 +26,27 @@ _PARTS: Final = (
     ("kvCacheBytes", "KV cache"),
     ("hostCacheBytes", "host blocks"),
 )
+
+
+def micro_batch_line(service: Object, now: str) -> str | None:
+    """Return the sentence on micro-batches; None: the service has none."""
+    if not has_micro_batches(service):
+        return None
+    figures = (service.get("status") or {}).get("microBatch") or {}
+    if not figures.get("message"):
+        return sentence("micro-batches are on, and no replica has been read yet")
+    age = age_between(figures["measuredAt"], now)
+    return sentence(f"{figures['message']}; read {age} ago")
+
+
+def draft_line(service: Object, now: str) -> str | None:
+    """Return the sentence on draft tokens; None: the service has none."""
+    if not has_speculation(service):
+        return None
+    figures = (service.get("status") or {}).get("speculation") or {}
+    if not figures.get("message"):
+        return sentence("speculation is on, and no replica has been read yet")
+    return sentence(f"{figures['message']}; read {age_between(figures['measuredAt'], now)} ago")
 
 
 def memory_lines(service: Object, now: str) -> list[str]:

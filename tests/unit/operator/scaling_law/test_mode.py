@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.mode import (
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.mode import (
     StatusScaling,
     desired_replicas,
     next_status,

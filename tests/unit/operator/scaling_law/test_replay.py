@@ -6,12 +6,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tandem_operator.autoscale.replay import Recorded, Replayed, replay
-from tests.unit.operator.autoscale.measurements import PERIOD_S, POLICY, observed, ttft
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tandem_operator.scaling_law.replay import Recorded, Replayed, replay
+from tests.unit.operator.scaling_law.measurements import PERIOD_S, POLICY, observed, ttft
 
 BEGIN = 1_000_000.0
 COLD_START_S = 60.0

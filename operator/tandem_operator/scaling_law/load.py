@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tandem_operator.autoscale.decision import DecisionReason
-from tandem_operator.autoscale.observation import LatencySignal, Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decision import DecisionReason
+from tandem_operator.scaling_law.observation import LatencySignal, Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 MAX_RATIO: Final = 2.0
 """Multiple of a target from which on a miss says no more about the load: near saturation

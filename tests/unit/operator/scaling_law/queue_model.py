@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal, Observation
-from tandem_operator.autoscale.policy import ScalingPolicy
-from tests.unit.operator.autoscale.measurements import PERIOD_S, TPOT_S, TTFT_S
+from tandem_operator.scaling_law.decide import decide
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.observation import LatencySignal, Observation
+from tandem_operator.scaling_law.policy import ScalingPolicy
+from tests.unit.operator.scaling_law.measurements import PERIOD_S, TPOT_S, TTFT_S
 
 REPLICA_RATE: Final = 10.0
 """Requests a second that one replica computes at most."""

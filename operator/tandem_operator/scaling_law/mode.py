@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tandem_operator.autoscale.decision import Decision
+from tandem_operator.scaling_law.decision import Decision
 from tandem_serve.api.scaling import ScalingMode, ScalingSpec
 
 

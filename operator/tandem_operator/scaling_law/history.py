@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tandem_operator.autoscale.decision import Decision
-from tandem_operator.autoscale.observation import Observation, finite
+from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.observation import Observation, finite
 
 MAX_DECISIONS: Final = 20
 """Runs of equal decisions that are kept, and shown in the status."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tandem_operator.autoscale.decision import Decision, DecisionReason
-from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.load import Load, load_of
-from tandem_operator.autoscale.observation import Observation, SignalProblem, finite
-from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.load import Load, load_of
+from tandem_operator.scaling_law.observation import Observation, SignalProblem, finite
+from tandem_operator.scaling_law.policy import ScalingPolicy
 
 _REASON_OF: Final = {
     SignalProblem.MISSING: DecisionReason.METRICS_MISSING,
