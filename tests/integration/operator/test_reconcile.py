@@ -4,7 +4,8 @@ KubeRay is not there; what it would say is written by the tests where it matters
 """
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.integration.operator.process import (
     until,
     watch_service,
 )
+from tests.slow import slow_but
 
 pytestmark = pytest.mark.cluster
 
@@ -105,15 +107,14 @@ def uid(namespace: Namespace) -> str | None:
     return found["metadata"]["uid"] if found else None
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"spec": {"serveConfigV2": "applications: []"}},
-        {"spec": {"rayClusterConfig": {"rayVersion": "1.2.3"}}},
-        {"metadata": {"labels": {"serving.tandem.dev/service": "other"}}},
-    ],
-    ids=["the Serve document", "the Ray cluster", "a label"],
-)
+EDITS: Final[Mapping[str, Any]] = {
+    "the Serve document": {"spec": {"serveConfigV2": "applications: []"}},
+    "the Ray cluster": {"spec": {"rayClusterConfig": {"rayVersion": "1.2.3"}}},
+    "a label": {"metadata": {"labels": {"serving.tandem.dev/service": "other"}}},
+}
+
+
+@pytest.mark.parametrize("edit", slow_but({"the Ray cluster"}, EDITS, value=EDITS.__getitem__))
 def test_a_rayservice_edited_by_hand_is_mended(
     namespace: Namespace, operator: OperatorProcess, edit: dict[str, Any]
 ) -> None:
