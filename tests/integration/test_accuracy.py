@@ -63,7 +63,7 @@ def test_held_out_questions_are_answered() -> None:
     assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
 
 
-# The last of these is in `make test`: it is cut, and in 8 bits, as all before it.
+# `make test` has chunks, W8A8 and a cache in 8 bits at once, below.
 @pytest.mark.slow
 def test_held_out_questions_are_answered_in_chunks() -> None:
     said = asyncio.run(answers(schedule=MIX))

@@ -201,6 +201,8 @@ def test_names_of_what_is_shipped_say_what_they_hold() -> None:
     assert not [
         f"{source.path}: {name}" for source in modules(*SHIPPED) for name in PRONOUNS & source.names
     ]
+    quoted = re.compile(f"`({'|'.join(PRONOUNS)})`")
+    assert not [each.path for each in docstrings(*SHIPPED) if quoted.search(each.text)]
 
 
 @pytest.mark.parametrize("word", retired("name"))

@@ -57,7 +57,7 @@ def environment(order: Order) -> dict[str, str]:
         "HOME": "/root",
         "LANG": "C.UTF-8",
         # Of the parts, which are Go's: garbage took a quarter of the API server's time, most of it
-        # while CRDs are installed. Above a GiB it is collected as by default.
+        # while CRDs are installed. Near a GiB it is collected more often again.
         "GOGC": "400",
         "GOMEMLIMIT": "1GiB",
         "TMPDIR": str(rootfs.TEMPORARY),

@@ -57,7 +57,7 @@ class Memory:
 
     @classmethod
     def of(cls, isvc: Mapping[str, Any], pods: Iterable[ReplicaPod], max_gap_s: float) -> Self:
-        """Return what the status of the object `found` and its pods still tell."""
+        """Return what the status of `isvc` and its pods still tell."""
         status = isvc.get("status") or {}
         scaling = status.get("scaling") or {}
         ready = {pod.uid: pod.ready_at for pod in pods if pod.ready_at is not None}

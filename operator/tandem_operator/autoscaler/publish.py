@@ -21,7 +21,7 @@ from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
-from tandem_operator.k8s.objects import NamespacedName, Object
+from tandem_operator.k8s.objects import NamespacedName, Object, status_manifest
 from tandem_operator.scaling_law.mode import StatusScaling
 from tandem_operator.status.conditions import (
     ConditionStatus,
@@ -56,7 +56,8 @@ class Publisher:
         document = _document(isvc, numbers, memory, explained)
         if not is_due(own_part(before), document):
             return
-        manifest = _status_manifest(isvc, document)
+        # Another decision, or another spec, may have changed it meanwhile.
+        manifest = status_manifest(isvc, document, of_version=True)
         await self._kube.apply_status(INFERENCE_SERVICE, manifest, manager=names.AUTOSCALER)
         if explained is not None:
             await self._record_events(isvc, before, document, explained)
@@ -89,18 +90,6 @@ def _document(
         )
     scaling = scaling_document(numbers, memory.decisions, memory.history.cold_start_s)
     return {"scaling": scaling, "conditions": conditions}
-
-
-def _status_manifest(isvc: Object, document: Document) -> Document:
-    # The uid keeps the status from another object that has taken the name meanwhile; the
-    # resourceVersion from one that another decision, or another spec, has changed.
-    kept = ("name", "namespace", "uid", "resourceVersion")
-    return {
-        "apiVersion": isvc["apiVersion"],
-        "kind": isvc["kind"],
-        "metadata": {name: isvc["metadata"][name] for name in kept},
-        "status": document,
-    }
 
 
 def _events(

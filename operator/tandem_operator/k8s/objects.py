@@ -52,6 +52,23 @@ def has_identity(item: Mapping[str, Any]) -> bool:
     )
 
 
+def status_manifest(
+    item: Mapping[str, Any], status: Mapping[str, Any], *, of_version: bool = False
+) -> Object:
+    """Return what an apply of `status` to `item` sends.
+
+    The uid keeps it from another object that has taken the name meanwhile; with `of_version` the
+    resourceVersion keeps it from one that has changed since, its spec or the rest of its status.
+    """
+    kept = ("name", "namespace", "uid", *(("resourceVersion",) if of_version else ()))
+    return {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "metadata": {name: item["metadata"][name] for name in kept},
+        "status": status,
+    }
+
+
 def selector_text(labels: Selector) -> str:
     """Return a label or field selector as the API server's query has it."""
     return ",".join(key if value is None else f"{key}={value}" for key, value in labels.items())

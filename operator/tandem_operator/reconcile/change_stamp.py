@@ -26,7 +26,7 @@ def stamped(
 ) -> dict[str, Any]:
     """Return the RayService `manifest` with the time of its last change.
 
-    It is `now`, unless only the number of replicas differs from the RayService `found`.
+    It is `now`, unless only the number of replicas differs from the RayService `live`.
     """
     changed_at = last_change(live) if live and is_scaled(manifest, live) else now
     metadata = manifest["metadata"]

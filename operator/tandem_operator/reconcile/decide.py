@@ -84,7 +84,7 @@ def collect_facts(
     write_failure: Problem | None,
     now: str,
 ) -> Facts:
-    """Collect the facts for the status of the object `found`, all but `is_overdue`."""
+    """Collect the facts for the status of `isvc`, all but `is_overdue`."""
     metadata = isvc["metadata"]
     ray_service = observation.ray_service(metadata["name"])
     if ray_service is None or not owned_by(ray_service, metadata["uid"]):

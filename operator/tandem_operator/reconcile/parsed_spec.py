@@ -31,7 +31,7 @@ class ParsedSpec:
 
 
 def parse_spec(isvc: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
-    """Parse and render the object `found`; `token` is its Ray's."""
+    """Parse and render `isvc`; `token` is its Ray's."""
     try:
         service = _scaled(parse_object(isvc), isvc)
     except ManifestError as error:

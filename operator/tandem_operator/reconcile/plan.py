@@ -70,7 +70,7 @@ def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
 
 
 def is_within(desired: Any, live: Any, *, is_amount: bool = False) -> bool:
-    """Return True when everything in `desired` is in `found`, which may have more.
+    """Return True when everything in `desired` is in `live`, which may have more.
 
     Mappings may have further keys, such as defaults; lists are compared element by element.
     `is_amount` compares quantities by value.
@@ -113,7 +113,7 @@ def _left_over(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[
 
 
 def _is_applied(manifest: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Return True when `found` has all of `manifest`.
+    """Return True when `live` has all of `manifest`.
 
     The annotation with the hash of the manifest is part of it: it alone differs when a field is no
     longer rendered, and applying once more removes the field.

@@ -11,7 +11,7 @@ from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
-from tandem_operator.k8s.objects import NamespacedName
+from tandem_operator.k8s.objects import NamespacedName, status_manifest
 from tandem_operator.metrics import Metrics, ServicePhase
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
@@ -47,7 +47,7 @@ class Reporter:
         self._operator = operator
 
     async def report(self, isvc: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Write `document` as the status of the object `found`, unless it is the same.
+        """Write `document` as the status of `isvc`, unless it is the same.
 
         Raises:
             KubeError: the status was not written.
@@ -55,7 +55,7 @@ class Reporter:
         key, before = NamespacedName.of(isvc), own_part(isvc.get("status", {}))
         document = {**document, "operator": self._operator}
         if document != before:
-            await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(isvc, document))
+            await self._kube.apply_status(INFERENCE_SERVICE, status_manifest(isvc, document))
             await self._record_events(isvc, key, transitions(before, document))
         is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
         self._metrics.set_phase(key, _phase(document, is_ready=is_ready), is_ready=is_ready)
@@ -67,17 +67,6 @@ class Reporter:
             level = logging.WARNING if new.type == "Warning" else logging.INFO
             _log.log(level, "%s: %s: %s", key, new.reason, new.message)
         await self._events.post(isvc, new_events, time.monotonic())
-
-
-def _status_manifest(isvc: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = isvc["metadata"]
-    return {
-        "apiVersion": isvc["apiVersion"],
-        "kind": isvc["kind"],
-        # The uid keeps the status from another object that has taken the name meanwhile.
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
-        "status": document,
-    }
 
 
 def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:

@@ -13,7 +13,7 @@ from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KubeError, NotLeading
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE
-from tandem_operator.k8s.objects import NamespacedName, Object
+from tandem_operator.k8s.objects import NamespacedName, Object, status_manifest
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.replica_pages.parts import PARTS, Document, ReplicaPages
 
@@ -127,12 +127,5 @@ class ReplicaPageReporter:
 
     async def _write(self, isvc: Object, documents: Documents) -> None:
         """Write the parts; those that are not among them are taken away."""
-        metadata = isvc["metadata"]
-        manifest = {
-            "apiVersion": isvc["apiVersion"],
-            "kind": isvc["kind"],
-            # The uid keeps the status from another object that has taken the name meanwhile.
-            "metadata": {name: metadata[name] for name in ("name", "namespace", "uid")},
-            "status": documents,
-        }
+        manifest = status_manifest(isvc, documents)
         await self._kube.apply_status(INFERENCE_SERVICE, manifest, manager=names.REPLICA_PAGES)

@@ -87,7 +87,7 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
 
 
 def differing_paths(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the paths whose values differ, in the order of `one`, then those of `other` alone."""
+    """Return the paths whose values differ: those of `document`, then those of `other` alone."""
     paths = [*document, *(path for path in other if path not in document)]
     return [path for path in paths if document.get(path) != other.get(path)]
 

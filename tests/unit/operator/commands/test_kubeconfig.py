@@ -123,7 +123,7 @@ def test_a_broken_kubeconfig_is_not_quoted(use: Use) -> None:
 
     said = error_of("get")
 
-    assert "line 3, column" in said
+    assert "(YamlError: line 3, column " in said
     assert "secret" not in said
 
 
