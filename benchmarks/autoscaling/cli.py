@@ -73,6 +73,12 @@ _Room = Annotated[
     float, typer.Option(min=1, help="Highest number of replicas, as a multiple of --replicas.")
 ]
 _Hours = Annotated[float | None, typer.Option(min=0.01, help="Only so much of a load.")]
+_WarmUp = Annotated[
+    bool,
+    typer.Option(
+        "--warm-up", help="Each load twice, only the second time counts: controllers have a past."
+    ),
+]
 _Curve = Annotated[Path | None, typer.Option(help="File of `curve`; default: measure one.")]
 _Trace = Annotated[Path, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens.")]
 _Machine = Annotated[str, typer.Option(help="npu, gpu or cpu: a price list of steps.")]
@@ -118,6 +124,7 @@ def run(
     ] = None,
     room: _Room = 2.0,
     hours: _Hours = None,
+    warm_up: _WarmUp = False,
     curve: _Curve = None,
     trace: _Trace = DEFAULT_TRACE,
     machine: _Machine = "npu",
@@ -154,6 +161,7 @@ def run(
                 failures_s=tuple(failure or ()),
                 room=room,
                 hours=hours,
+                warm_up=warm_up,
             ),
             out=out,
         )

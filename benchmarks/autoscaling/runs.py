@@ -58,6 +58,8 @@ class FleetOptions:
     """Highest number of replicas, as a multiple of a task's size."""
     hours: float | None
     """Only so much of each load; None: all of it."""
+    warm_up: bool = False
+    """Each load comes twice, and only the second time counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,8 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
     curve, targets = options.curve, options.targets
     load = _cut(make_load(task.load, options.trace, curve, task.size), options.hours)
     ttft, tpot = targets_of(targets)
+    warm_up_s = load.duration_s if options.warm_up else 0.0
+    load = load.twice() if options.warm_up else load
     # Loads differ by the seed alone: each controller has the same arrivals.
     arrivals, starts = (Random(f"{task.seed} {part}") for part in ("arrivals", "starts"))  # noqa: S311
     is_flow = _is_flow(options.model, task.size, load)
@@ -136,6 +140,7 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
         period_s=options.period_s,
         window_s=options.window_s,
         failures_s=options.failures_s,
+        warm_up_s=warm_up_s,
     )
     controller = _controller(task, settings)
     fleet = Fleet(
@@ -150,7 +155,7 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
     return FleetRun(
         task=task,
         model="flow" if is_flow else "scheduler",
-        duration_s=load.duration_s,
+        duration_s=load.duration_s - warm_up_s,
         grows_s=load.grows_s,
         stays_s=load.stays_s,
         cold_start_s=options.cold_start_s,

@@ -72,6 +72,8 @@ class RunSettings:
     """Highest number of replicas, as a multiple of a size."""
     hours: float | None
     """Only so much of each load; None: all of it."""
+    warm_up: bool = False
+    """Each load comes twice, and only the second time counts."""
 
     def tasks(self) -> list[Task]:
         """Return the runs, those of one load and size together.
@@ -170,6 +172,7 @@ def _measure(
             failures_s=options.failures_s,
             room=options.room,
             hours=options.hours,
+            warm_up=options.warm_up,
         )
         for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
             runs.append(run)

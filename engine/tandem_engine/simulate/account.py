@@ -85,11 +85,13 @@ class Account:
         ttft: Target of the time to the first token.
         tpot: Target of the time of a token after it.
         period_s: Time between two calls of the controller.
+        since_s: What came before counts for nothing; moments and periods begin with it.
     """
 
     ttft: Target
     tpot: Target
     period_s: float
+    since_s: float = 0.0
     num_arrived: float = 0.0
     num_completed: float = 0.0
     num_failed: float = 0.0
@@ -103,26 +105,50 @@ class Account:
 
     def note_arrival(self, at_s: float, count: float) -> None:
         """Count requests that came."""
+        if at_s < self.since_s:
+            return
         self.num_arrived += count
-        number = int(at_s / self.period_s)
+        number = self._period(at_s)
         while len(self._periods) <= number:
             self._periods.append(PeriodArrivals())
         self._periods[number].num_arrived += count
 
+    def note_replicas(self, begin_s: float, end_s: float, count: int) -> None:
+        """Count replicas that were there from one moment to another."""
+        self.replica_s += max(0.0, end_s - max(begin_s, self.since_s)) * count
+
+    def note_decision(self, now: float, desired: int, observation: FleetObservation) -> None:
+        """Keep what the controller said."""
+        attainment = self._attainment_since_last()
+        if now > self.since_s:
+            self.moments.append(
+                Moment(
+                    now_s=now - self.since_s,
+                    desired=desired,
+                    observation=observation,
+                    attainment=attainment,
+                )
+            )
+
     def note(self, completion: Completion) -> None:
         """Count requests that ended."""
+        if completion.arrived_s < self.since_s:
+            return
         count, tpot_s = completion.num_requests, completion.tpot_s
         self.num_completed += count
         in_time = completion.ttft_s <= self.ttft.target_s
         at_pace = tpot_s is None or tpot_s <= self.tpot.target_s
         if in_time and at_pace:
             self.num_met += count
-            self._periods[int(completion.arrived_s / self.period_s)].num_met += count
+            self._periods[self._period(completion.arrived_s)].num_met += count
         _count(self._ttfts, completion.ttft_s, count)
         if tpot_s is not None:
             _count(self._tpots, tpot_s, count)
 
-    def attainment_since_last(self) -> float | None:
+    def _period(self, at_s: float) -> int:
+        return int((at_s - self.since_s) / self.period_s)
+
+    def _attainment_since_last(self) -> float | None:
         """Return the share that met both targets of the requests that ended since the last call."""
         completed, met = self._last
         self._last = (self.num_completed, self.num_met)

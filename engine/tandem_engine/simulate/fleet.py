@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
 
-from tandem_engine.simulate.account import Account, FleetResult, Moment
+from tandem_engine.simulate.account import Account, FleetResult
 from tandem_engine.simulate.hanging_replica import HangingReplica
 from tandem_engine.simulate.observation import (
     BusyMeter,
@@ -62,6 +62,8 @@ class FleetSettings:
     """Time between two calls of the controller."""
     window_s: float = 60.0
     """Length of the window of its signals."""
+    warm_up_s: float = 0.0
+    """Time at the begin that counts for nothing."""
     failures_s: Sequence[float] = ()
     """When a ready replica fails: the one that is ready for the longest time."""
     hangs_s: Sequence[float] = ()
@@ -133,7 +135,9 @@ class Fleet:
         self._now = 0.0
         self._window = SignalWindow(settings.window_s, settings.ttft, settings.tpot)
         self._busy = BusyMeter()
-        self._account = Account(settings.ttft, settings.tpot, settings.period_s)
+        self._account = Account(
+            settings.ttft, settings.tpot, settings.period_s, since_s=settings.warm_up_s
+        )
         self._is_over = False
 
     def run(self, load: Iterable[tuple[Arrival, float]], duration_s: float) -> FleetResult:
@@ -193,7 +197,7 @@ class Fleet:
 
     def _advance(self, now: float) -> None:
         if not self._is_over:
-            self._account.replica_s += (now - self._now) * self._num_provisioned
+            self._account.note_replicas(self._now, now, self._num_provisioned)
         self._now = now
         for member in (*self._ready, *self._draining):
             progress = member.replica.advance(now)
@@ -329,10 +333,7 @@ class Fleet:
         observation = self._observe(now)
         desired = self._controller.desired(observation, now)
         desired = min(max(desired, settings.min_replicas), settings.max_replicas)
-        attainment = self._account.attainment_since_last()
-        self._account.moments.append(
-            Moment(now_s=now, desired=desired, observation=observation, attainment=attainment)
-        )
+        self._account.note_decision(now, desired, observation)
         self._desired = desired
         there = self._num_ready + self._num_starting
         if desired > there:

@@ -4,7 +4,7 @@ One profile gives single requests for replicas with a scheduler, and counts for 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, pi, sin, sqrt
 from typing import Final
 
@@ -49,6 +49,12 @@ class LoadProfile:
     def rate(self, now: float) -> float:
         """Return the requests a second of all streams."""
         return sum(stream.rate(now) for stream in self.streams)
+
+    def twice(self) -> "LoadProfile":
+        """Return the load and, when it is over, the same once more; they differ by chance."""
+        once_s = self.duration_s
+        streams = [replace(each, rate=_repeated(each.rate, once_s)) for each in self.streams]
+        return replace(self, duration_s=2.0 * once_s, streams=streams)
 
     def requests(self, rng: RandomNumbers) -> Iterator[tuple[Arrival, float]]:
         """Yield Poisson arrivals one by one, in the order of time, each with the count 1."""
@@ -104,6 +110,10 @@ def bursts(
 def sine(rate: float, period_s: float = 1800.0) -> Callable[[float], float]:
     """Return a rate between 0.1 and 0.9 of `rate`, lowest at the start."""
     return lambda now: rate * (0.5 + 0.4 * sin(2.0 * pi * now / period_s - pi / 2.0))
+
+
+def _repeated(rate: Callable[[float], float], every_s: float) -> Callable[[float], float]:
+    return lambda now: rate(now % every_s)
 
 
 def constant(rate: float) -> Callable[[float], float]:

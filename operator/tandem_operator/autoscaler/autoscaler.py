@@ -324,6 +324,7 @@ class Autoscaler:
         policy = scaling_policy(
             view.service.spec.scaling,
             self._settings.autoscaling,
+            view.service.spec.slo,
             cold_start_s=history.cold_start_s,
             now=view.now,
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from tandem_engine.api.slo import Slo
 from tandem_operator.clock import UnknownTimeZone, utc_offset_s
 from tandem_operator.render.settings import AutoscalingSettings
 from tandem_operator.scaling_law.policy import ScalingPolicy
@@ -18,11 +19,14 @@ CREDIT: Final = 2.0
 """Measured cold starts for which a replica is waited for."""
 
 _LEAST_CREDIT_S: Final = 60.0
+_PERCENTILE: Final = 90
+"""Of a service without a target, whose number nothing holds."""
 
 
 def scaling_policy(
     scaling: ScalingSpec,
     settings: AutoscalingSettings,
+    slo: Slo,
     *,
     cold_start_s: float,
     now: float,
@@ -40,7 +44,14 @@ def scaling_policy(
         # Measured latencies reach back as far as the window.
         settle_s=settings.window_seconds,
         max_age_s=max_age_s(settings),
+        late_share=_late_share(slo),
     )
+
+
+def _late_share(slo: Slo) -> float:
+    """Return the share of the requests that may miss the stricter target."""
+    percentiles = [target.percentile for target in (slo.ttft, slo.tpot) if target]
+    return 1.0 - max(percentiles, default=_PERCENTILE) / 100.0
 
 
 def start_credit_s(service: InferenceService, cold_start_s: float) -> float:

@@ -30,16 +30,11 @@ def _ratio(name: str, label: str) -> Callable[[Inputs], str]:
 
 
 def _overload(inputs: Inputs) -> str:
-    by_rate, by_ongoing = inputs.get("needed_by_rate"), inputs.get("needed_by_ongoing")
-    if by_rate is not None and by_ongoing is not None and by_ongoing > by_rate:
-        return (
-            f"{_number(inputs, 'ongoing_requests')} requests are in process or waiting, a replica "
-            f"is predicted to hold {_number(inputs, 'concurrency_per_replica')} at its capacity: "
-            f"{_number(inputs, 'needed_by_ongoing')} are needed"
-        )
     return (
         f"{_number(inputs, 'arrival_rate')} requests/s arrive, a replica is predicted to carry "
-        f"{_number(inputs, 'capacity_per_replica')}: {_number(inputs, 'needed')} are needed"
+        f"{_number(inputs, 'capacity_per_replica')}; {_number(inputs, 'rule_factor')} times the "
+        f"highest load of {_number(inputs, 'rule_window_s')} s would have cost least so far: "
+        f"{_number(inputs, 'needed')} are needed"
     )
 
 

@@ -195,9 +195,9 @@ def _settings(options: ReplayOptions) -> AutoscalingSettings:
 def _replay(
     past: Sequence[Recorded], service: InferenceService, cold_start_s: float, options: ReplayOptions
 ) -> list[Replayed]:
-    settings = _settings(options)
+    settings, spec = _settings(options), service.spec
 
     def policy_at(now: float) -> ScalingPolicy:
-        return scaling_policy(service.spec.scaling, settings, cold_start_s=cold_start_s, now=now)
+        return scaling_policy(spec.scaling, settings, spec.slo, cold_start_s=cold_start_s, now=now)
 
     return list(replay(past, policy_at, cold_start_s=cold_start_s, max_gap_s=max_gap_s(settings)))

@@ -1,9 +1,9 @@
 """observation, policy, history, now → the number of replicas, with its reason; pure.
 
-More replicas: as many as the replicas' own model needs for the load that arrives, with headroom
-while it rises; at least one more when a target is missed. Fewer: only if one fewer is predicted to
-keep targets and KV cache, for all of a window that is no shorter than a cold start. Whatever cannot
-be trusted leaves the number as it is.
+More replicas: as many as the rule asks for that would have kept the promises with the fewest so
+far, on the load by the replicas' own model; one more when a target is missed for longer than a
+cold start. Fewer: only if they are predicted to keep targets and KV cache, for all of a window that
+is no shorter than a cold start. Whatever cannot be trusted leaves the number as it is.
 """
 
 import math
@@ -12,6 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.hindsight import (
+    FIRST,
+    Rule,
+    choose,
+    is_due,
+    lasting_load,
+    replicas_by,
+)
 from tandem_operator.scaling_law.history import History
 from tandem_operator.scaling_law.load import Load, load_of
 from tandem_operator.scaling_law.observation import Observation, SignalProblem, finite
@@ -24,6 +32,10 @@ _REASON_OF: Final = {
     SignalProblem.DISAGREEING: DecisionReason.METRICS_DISAGREE,
     SignalProblem.UNREACHABLE: DecisionReason.METRICS_UNREACHABLE,
 }
+
+
+_REPLACED_SHARE: Final = 0.1
+"""Of the replicas, those in whose place others are asked for when they are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class _Case:
 
         Where more are lost the cause is not theirs, and others would be lost, too.
         """
-        most = max(1, math.floor(self.current * self.policy.max_shrink))
+        most = max(1, math.floor(self.current * _REPLACED_SHARE))
         return min(self.observation.lost, most)
 
     def hold(self, reason: DecisionReason, recommended: int | None = None) -> _Verdict:
@@ -72,15 +84,10 @@ def decide(
         observation=replace(observation, desired=bounded), policy=policy, history=history, now=now
     )
     problem = observation.find_problem(policy.max_age_s)
-    load = None
+    load, rule = None, None
     if problem is None:
-        load = load_of(
-            case.observation,
-            policy,
-            history.last_ongoing_requests(now),
-            headroom=_headroom(case),
-            margin=_margin(case),
-        )
+        rule = _chosen(case)
+        load = _load(case, rule or history.rule)
     verdict = _by_trust(case, problem)
     if verdict is None and load is not None:
         verdict = _by_load(case, load)
@@ -92,30 +99,35 @@ def decide(
         desired=verdict.desired,
         reason=verdict.reason,
         recommended=verdict.recommended,
-        inputs=_inputs(observation, load, case.down_window_s),
+        rule=rule,
+        inputs=_inputs(observation, load, rule or history.rule, case.down_window_s),
     )
 
 
-def _headroom(case: _Case) -> float:
-    """Return the headroom of a load that rises, or may; 1 for one that is known.
+def _chosen(case: _Case) -> Rule | None:
+    """Return the rule that would have cost least; None: it is not time to compare them."""
+    history = case.history
+    if not is_due(history.loads, history.chosen_s, case.now):
+        return None
+    return choose(
+        history.loads,
+        history.rule,
+        cold_start_s=history.cold_start_s,
+        window_s=case.policy.settle_s,
+        late_share=case.policy.late_share,
+    )
 
-    Load goes on to rise while replicas start. What came before asks for no more than then.
-    """
-    before = case.history.highest_rate(case.now, case.policy.known_s)
-    return 1.0 if before is not None and not _exceeds(case, before) else case.policy.headroom
 
-
-def _margin(case: _Case) -> float:
-    """Return the capacity for each unit of load that remains when replicas are removed.
-
-    The highest load that is known keeps its headroom: given back, it would be asked for again. One
-    that has fallen is given what a known load needs.
-    """
-    policy = case.policy
-    before = case.history.highest_rate(case.now, policy.known_s) or 0.0
-    rate = case.observation.arrival_rate or 0.0
-    has_fallen = rate + _chance(case) < before
-    return policy.hysteresis if has_fallen else max(policy.headroom, policy.hysteresis)
+def _load(case: _Case, rule: Rule) -> Load:
+    loads = case.history.loads_at(case.now, case.observation)
+    cold_start_s = max(case.history.cold_start_s, case.policy.settle_s)
+    return load_of(
+        case.observation,
+        case.policy,
+        asked=replicas_by(rule, loads, case.now),
+        lasting=lasting_load(loads, case.now, cold_start_s),
+        cold_start_s=cold_start_s,
+    )
 
 
 def _by_bounds(case: _Case, verdict: _Verdict) -> _Verdict:
@@ -161,14 +173,15 @@ def _at_zero(case: _Case) -> _Verdict:
         return case.hold(DecisionReason.METRICS_MISSING)
     if case.observation.refused == 0:
         return case.hold(DecisionReason.NO_TRAFFIC)
-    return _grow(case, 1, DecisionReason.REQUEST_AT_ZERO, confirmed=1)
+    return _grow(case, 1, DecisionReason.REQUEST_AT_ZERO, 0.0)
 
 
 def _by_load(case: _Case, load: Load) -> _Verdict:
     needed = None if load.needed is None else load.needed + case.replaced
     if needed is not None and needed > case.current:
-        confirmed = load.confirmed and load.confirmed + case.replaced
-        return _grow(case, needed, DecisionReason.PREDICTED_OVERLOAD, confirmed=confirmed)
+        # Two signals agree; the window is there for one that is wrong once.
+        window_s = 0.0 if load.is_missed else case.policy.up_window_s
+        return _grow(case, needed, DecisionReason.PREDICTED_OVERLOAD, window_s)
     if load.is_missed:
         return _after_a_miss(case, load)
     return _shrink(case, load)
@@ -193,18 +206,17 @@ def _after_a_miss(case: _Case, load: Load) -> _Verdict:
     if history.settled_for_s(now) < settle_s:
         # The latencies reach back to the time before the replicas answered.
         return case.hold(DecisionReason.STABILIZING, more)
-    return _grow(case, more, reason)
+    # What is over before a replica answers is the rule's to judge.
+    return _grow(case, more, reason, max(case.policy.up_window_s, history.cold_start_s))
 
 
-def _grow(case: _Case, recommended: int, reason: DecisionReason, *, confirmed: int = 0) -> _Verdict:
+def _grow(case: _Case, recommended: int, reason: DecisionReason, window_s: float) -> _Verdict:
     """Add replicas up to `recommended`, as far as window, step, nodes and bounds allow.
 
-    `confirmed` is the number that two signals ask for. The window is there for one that is wrong
-    once.
+    `window_s` is the time for which they must have been recommended.
     """
     policy, current = case.policy, case.current
-    lasting = min((*case.history.within(case.now, policy.up_window_s), recommended))
-    lasting = max(lasting, confirmed)
+    lasting = min((*case.history.within(case.now, window_s), recommended))
     if lasting <= current:
         return case.hold(DecisionReason.STABILIZING, recommended)
     limits = [(policy.max_replicas, DecisionReason.AT_MAXIMUM)]
@@ -240,34 +252,21 @@ def _shrink(case: _Case, load: Load) -> _Verdict:
         is_pending = case.observation.pending > 0
         reason = DecisionReason.REPLICAS_STARTING if is_pending else DecisionReason.STABILIZING
         return case.hold(reason, fewest)
-    is_seen = history.covers(case.now, window_s)
+    is_seen = history.covers(case.now, window_s) and _has_past(case)
     if not is_seen or history.since_change_s(case.now) < policy.settle_s:
         return case.hold(DecisionReason.STABILIZING, fewest)
     lasting = max((*history.within(case.now, window_s), fewest))
-    if lasting >= current or _is_rising(case, window_s):
+    if lasting >= current:
         return case.hold(DecisionReason.STABILIZING, fewest)
     step = max(policy.max_step_down, math.floor(current * policy.max_shrink))
     desired = max(lasting, current - step)
     return _Verdict(desired, DecisionReason.UNDERUSED, fewest)
 
 
-def _is_rising(case: _Case, window_s: float) -> bool:
-    """Return True when more requests arrive than in all of the window.
-
-    A rate over a window does not show a step whole yet.
-    """
-    before = case.history.highest_rate(case.now, window_s)
-    return before is not None and _exceeds(case, before)
-
-
-def _exceeds(case: _Case, before: float) -> bool:
-    """Return True when more requests arrive than before, by more than by chance."""
-    return (case.observation.arrival_rate or 0.0) - _chance(case) > before
-
-
-def _chance(case: _Case) -> float:
-    """Return the standard deviation of the arrival rate: that of a Poisson number in its window."""
-    return math.sqrt((case.observation.arrival_rate or 0.0) / case.policy.settle_s)
+def _has_past(case: _Case) -> bool:
+    """Return False while so little of the past is known that a burst in it may be forgotten."""
+    loads = case.history.loads
+    return not loads or case.now - loads[0].at_s >= FIRST.window_s
 
 
 def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
@@ -284,7 +283,7 @@ def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
 
 
 def _inputs(
-    observation: Observation, load: Load | None, down_window_s: float
+    observation: Observation, load: Load | None, rule: Rule, down_window_s: float
 ) -> Mapping[str, float | None]:
     inputs: dict[str, float | None] = {
         "ready": observation.ready,
@@ -308,10 +307,10 @@ def _inputs(
         "queue_age_ratio": load.queue_age_ratio if load else None,
         "refused_ratio": load.refused_ratio if load else None,
         "needed": load.needed if load else None,
-        "needed_by_rate": load.needed_by_rate if load else None,
-        "needed_by_ongoing": load.needed_by_ongoing if load else None,
         "fewest": load.fewest if load else None,
-        "headroom": load.headroom if load else None,
+        "load": observation.load,
+        "rule_window_s": rule.window_s,
+        "rule_factor": rule.factor,
         "down_window_s": down_window_s,
     }
     return {name: finite(value) for name, value in inputs.items()}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tandem_operator.scaling_law.hindsight import Rule
+
 
 class DecisionReason(StrEnum):
     """The reason of a decision, one word in CamelCase."""
@@ -67,6 +69,9 @@ class Decision:
     reason: DecisionReason
     recommended: int
     """The number by the measurements alone, before windows, steps and limits."""
+
+    rule: Rule | None = None
+    """The rule that was chosen with it; None: the one in force stays."""
 
     inputs: Mapping[str, float | None] = field(default_factory=dict)
     """The figures that it was made from; None: unknown, or not enough samples."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tandem_operator.scaling_law.decision import Decision
+from tandem_operator.scaling_law.hindsight import FIRST, MEMORY_S, PastLoad, Rule
 from tandem_operator.scaling_law.observation import Observation, finite
 
 MAX_DECISIONS: Final = 20
@@ -13,6 +14,7 @@ MAX_DECISIONS: Final = 20
 
 _MAX_RECOMMENDATIONS: Final = 512
 _MAX_SAMPLES: Final = 64
+_MAX_LOADS: Final = 512
 _MAX_CHANGES: Final = 64
 _MAX_COLD_STARTS: Final = 20
 _PERCENTILE: Final = 0.9
@@ -45,12 +47,6 @@ class Sample:
     latency_ratio: float
     """The largest of the measured latencies as multiples of their targets; 0: none."""
 
-    arrival_rate: float | None = None
-    """Requests a second; None: unknown."""
-
-    ongoing_requests: float | None = None
-    """None: unknown."""
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -68,6 +64,13 @@ class History:
     decisions: tuple[PastDecision, ...] = ()
     recommendations: tuple[Recommendation, ...] = ()
     samples: tuple[Sample, ...] = ()
+    loads: tuple[PastLoad, ...] = ()
+    """Those of the time that rules are compared on."""
+
+    rule: Rule = FIRST
+    chosen_s: float | None = None
+    """When rules were last compared; None: never."""
+
     changes: tuple[Change, ...] = ()
     cold_starts_s: tuple[float, ...] = ()
     unsettled_s: float | None = None
@@ -80,7 +83,9 @@ class History:
         """Return the history with one more decision."""
         if self.recommendations and now < self.recommendations[-1].last_s:
             # The clock was set back; all windows start again.
-            begun = replace(self, recommendations=(), samples=(), changes=(), unsettled_s=now)
+            begun = replace(
+                self, recommendations=(), samples=(), loads=(), changes=(), unsettled_s=now
+            )
             return begun.append(now, observation, decision)
         is_change = decision.desired != observation.desired
         change = Change(now, observation.desired, decision.desired)
@@ -91,6 +96,9 @@ class History:
             recommendations=self._recommendations(now, decision.recommended),
             samples=(*self.samples, _sample(now, observation))[-_MAX_SAMPLES:],
             changes=changes,
+            loads=self.loads_at(now, observation),
+            rule=decision.rule or self.rule,
+            chosen_s=now if decision.rule else self.chosen_s,
             unsettled_s=now if is_change or observation.pending else self.unsettled_s,
         )
 
@@ -142,18 +150,12 @@ class History:
                 return True
         return window_s <= 0
 
-    def last_ongoing_requests(self, now: float) -> float | None:
-        """Return the ongoing requests at the decision before; None: it is longer ago than a gap."""
-        last = self.samples[-1] if self.samples else None
-        return last.ongoing_requests if last and now - last.at_s <= self.max_gap_s else None
-
-    def highest_rate(self, now: float, window_s: float) -> float | None:
-        """Return the highest arrival rate measured in the window; None: none was."""
-        within = (sample for sample in self.samples if now - sample.at_s <= window_s)
-        return max(
-            (sample.arrival_rate for sample in within if sample.arrival_rate is not None),
-            default=None,
-        )
+    def loads_at(self, now: float, observation: Observation) -> tuple[PastLoad, ...]:
+        """Return the loads of the time that rules are compared on, that of now included."""
+        loads = self.loads
+        if (load := observation.load) is not None:
+            loads = (*loads, PastLoad(now, load, observation.demand))[-_MAX_LOADS:]
+        return tuple(each for each in loads if now - each.at_s <= MEMORY_S)
 
     def is_draining(self, now: float, queue_age_s: float, window_s: float) -> bool:
         """Return True when the queue is clearly younger than at the window's begin."""
@@ -186,6 +188,4 @@ def _sample(now: float, observation: Observation) -> Sample:
         now,
         finite(observation.queue_age_s) or 0.0,
         max(filter(math.isfinite, ratios), default=0.0),
-        finite(observation.arrival_rate),
-        finite(observation.ongoing_requests),
     )

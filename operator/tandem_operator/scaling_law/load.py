@@ -33,37 +33,13 @@ class Load:
     """1 and the share of the demand that is refused for want of slots; None: none is, or so few
     that it may be chance."""
 
-    needed_by_rate: int | None
-    """Fewest replicas whose capacity is enough for the requests that arrive and for the queue;
-    None: their capacity is unknown."""
-
-    needed_by_ongoing: int | None
-    """Fewest replicas whose concurrency at their capacity is enough for the ongoing requests; None:
-    it is unknown, or more are ongoing than the load needs: replicas are on their way, or work off
-    what has piled up."""
+    needed: int | None
+    """Fewest replicas that the rule in force asks for, or that carry a load and a queue which have
+    lasted for longer than a cold start; None: their capacity is unknown."""
 
     fewest: int | None
     """Fewest replicas that are predicted to keep targets and KV cache with a margin; None:
     unknown."""
-
-    headroom: float
-    """That of the replicas needed."""
-
-    @property
-    def needed(self) -> int | None:
-        """Fewest replicas that are predicted to keep the targets; None: it is unknown."""
-        if self.needed_by_rate is None or self.needed_by_ongoing is None:
-            return self.needed_by_rate
-        return max(self.needed_by_rate, self.needed_by_ongoing)
-
-    @property
-    def confirmed(self) -> int:
-        """Replicas that two signals ask for; 0: there are no two."""
-        if self.needed is not None and self.is_missed:
-            return self.needed
-        if self.needed_by_rate is None or self.needed_by_ongoing is None:
-            return 0
-        return min(self.needed_by_rate, self.needed_by_ongoing)
 
     @property
     def worst(self) -> tuple[float, DecisionReason]:
@@ -85,34 +61,35 @@ class Load:
 def load_of(
     observation: Observation,
     policy: ScalingPolicy,
-    ongoing_before: float | None = None,
     *,
-    headroom: float,
-    margin: float,
+    asked: float | None,
+    lasting: float = 0.0,
+    cold_start_s: float = 0.0,
 ) -> Load:
     """Return the load that trusted measurements show.
 
-    `ongoing_before` is the number of ongoing requests at the decision before; None: unknown.
-    `headroom` and `margin` are the capacity for each unit of load of the replicas that are needed,
-    and of the fewest.
+    Args:
+        observation: The measurements.
+        policy: Margins.
+        asked: Replicas that the rule in force asks for; None: unknown.
+        lasting: Replicas that the load took for all of a cold start.
+        cold_start_s: After which an added replica answers.
     """
     ttft = observation.ttft
     queue_age_s = observation.queue_age_s or 0.0
+    needed = None
     # The capacity is that within both targets.
-    is_feasible = observation.is_feasible
+    if asked is not None and observation.load is not None and observation.is_feasible:
+        # A younger queue came before a replica for it could answer.
+        old_s = min(max(queue_age_s - cold_start_s, 0.0), policy.drain_s)
+        needed = _ceil(max(asked, lasting, observation.load * old_s / policy.drain_s + lasting))
     return Load(
         ttft_ratio=_ratio(ttft, policy) if _is_in_reach("ttft", observation) else None,
         tpot_ratio=_ratio(observation.tpot, policy) if _is_in_reach("tpot", observation) else None,
         queue_age_ratio=min(queue_age_s / ttft.target_s, MAX_RATIO) if ttft else None,
         refused_ratio=_refused_ratio(observation, policy),
-        needed_by_rate=_needed_by_rate(observation, policy, queue_age_s, headroom)
-        if is_feasible
-        else None,
-        needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before, headroom)
-        if is_feasible
-        else None,
-        fewest=_fewest_of_all(observation, policy, queue_age_s, margin),
-        headroom=headroom,
+        needed=needed,
+        fewest=_fewest_of_all(observation, policy, queue_age_s, asked),
     )
 
 
@@ -138,32 +115,7 @@ def _ratio(signal: LatencySignal | None, policy: ScalingPolicy) -> float | None:
     return min(signal.ratio, MAX_RATIO)
 
 
-def _needed_by_rate(
-    observation: Observation, policy: ScalingPolicy, queue_age_s: float, headroom: float
-) -> int | None:
-    rate, capacity = observation.demand, observation.capacity_per_replica
-    if not capacity:
-        return None
-    # By Little's law the queue has the requests that arrived since its oldest one. One replica
-    # that hangs makes that age grow for ever, so it counts up to the time to drain.
-    backlog = rate * min(queue_age_s, policy.drain_s)
-    return max(
-        _ceil(rate * headroom / capacity),
-        _ceil((rate + backlog / policy.drain_s) / capacity),
-    )
-
-
-def _needed_by_ongoing(
-    observation: Observation, policy: ScalingPolicy, before: float | None, headroom: float
-) -> int | None:
-    if observation.pending:
-        return None
-    if before is not None and (observation.ongoing_requests or 0.0) < before:
-        return None
-    return _by_ongoing(observation, policy, headroom)
-
-
-def _by_ongoing(observation: Observation, policy: ScalingPolicy, headroom: float) -> int | None:
+def _by_ongoing(observation: Observation, policy: ScalingPolicy) -> int | None:
     """Return the fewest replicas whose concurrency is enough for the ongoing requests.
 
     A request stays longer the more are beside it, so that about the square of the rate is ongoing.
@@ -176,26 +128,28 @@ def _by_ongoing(observation: Observation, policy: ScalingPolicy, headroom: float
     sure = max(0.0, ongoing - math.sqrt(ongoing))
     # More than the replicas can hold is a queue: it says nothing more about the load.
     held = min(sure, most * observation.ready)
-    return _ceil(held * headroom**2 / most + (sure - held) / (capacity * policy.drain_s))
+    return _ceil(held * policy.hysteresis**2 / most + (sure - held) / (capacity * policy.drain_s))
 
 
 def _fewest_of_all(
-    observation: Observation, policy: ScalingPolicy, queue_age_s: float, margin: float
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float, asked: float | None
 ) -> int | None:
     """Return the fewest replicas with the most load that there may be."""
     most = observation.at_most()
     if most.demand:
-        fewest = _fewest(most, policy, queue_age_s, margin)
+        fewest = _fewest(most, policy, queue_age_s, asked)
     else:
-        fewest = _fewest_running(most, policy, margin)
+        fewest = _fewest_running(most, policy)
     return None if fewest is None else max(fewest, observation.unseen)
 
 
 def _fewest(
-    observation: Observation, policy: ScalingPolicy, queue_age_s: float, margin: float
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float, asked: float | None
 ) -> int | None:
-    rate, capacity = observation.demand, observation.capacity_per_replica
-    if not capacity or observation.kv_usage is None or not observation.is_feasible:
+    load = observation.load
+    if load is None or asked is None or observation.kv_usage is None:
+        return None
+    if not observation.is_feasible:
         return None
     ready = observation.ready
     by_signals = (
@@ -209,22 +163,23 @@ def _fewest(
     ttft = observation.ttft
     by_queue = _ceil(queue_age_s * ready * policy.hysteresis / ttft.target_s) if ttft else 0
     return max(
-        _ceil(rate * margin / capacity),
-        _by_ongoing(observation, policy, margin) or 0,
+        _ceil(asked),
+        _ceil(load * policy.hysteresis),
+        _by_ongoing(observation, policy) or 0,
         _by_kv_usage(observation, policy),
         by_queue,
         *by_signals,
     )
 
 
-def _fewest_running(observation: Observation, policy: ScalingPolicy, margin: float) -> int | None:
+def _fewest_running(observation: Observation, policy: ScalingPolicy) -> int | None:
     """Return the fewest replicas that hold the running answers, while no request arrives."""
     known = (observation.ongoing_requests, observation.kv_usage)
     if known == (None, None):
         return None
     if not any(known):
         return 0
-    return max(1, _by_ongoing(observation, policy, margin) or 0, _by_kv_usage(observation, policy))
+    return max(1, _by_ongoing(observation, policy) or 0, _by_kv_usage(observation, policy))
 
 
 def _by_kv_usage(observation: Observation, policy: ScalingPolicy) -> int:

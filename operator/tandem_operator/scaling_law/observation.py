@@ -136,6 +136,14 @@ class Observation:
         return taken + min(self.refused_rate or 0.0, taken)
 
     @property
+    def load(self) -> float | None:
+        """The replicas that the demand takes by their own model; None: unknown."""
+        if not self.capacity_per_replica or self.arrival_rate is None or self.problem is not None:
+            return None
+        load = self.demand / self.capacity_per_replica
+        return load if is_amount(load) else None
+
+    @property
     def is_at_zero(self) -> bool:
         """True for a service of which no replica answers, and none should."""
         return self.ready == 0 and self.desired == 0

@@ -14,8 +14,6 @@ _AT_LEAST: dict[str, float] = {
     "settle_s": 1,
     "min_samples": 1,
     "max_age_s": 0,
-    "headroom": 1,
-    "known_s": 0,
     "hysteresis": 1,
     "drain_s": 1,
 }
@@ -40,14 +38,14 @@ class ScalingPolicy:
     max_step_down: int = 1
     """Replicas that one decision may remove."""
 
-    max_shrink: float = 0.1
+    max_shrink: float = 0.5
     """Share of the replicas that one decision may remove, where that is more."""
 
     up_window_s: float = 30.0
     """Seconds for which more replicas must have been recommended before they are added, unless load
     and latencies both ask for them."""
 
-    down_window_s: float = 300.0
+    down_window_s: float = 60.0
     """Seconds for which fewer replicas must have been recommended before one is removed; a measured
     cold start that takes longer makes it longer."""
 
@@ -65,16 +63,12 @@ class ScalingPolicy:
     max_age_s: float = 60.0
     """Seconds from which on a measurement is stale."""
 
-    headroom: float = 1.25
-    """Capacity for each unit of a load that rises, kept while it stays as high. One that is known
-    has 1: at its capacity a replica keeps the targets."""
-
-    known_s: float = 900.0
-    """Seconds for which an arrival rate is known: when it comes again it does not rise."""
+    late_share: float = 0.1
+    """Share of the requests that may miss a target."""
 
     hysteresis: float = 1.1
-    """Factor that the remaining replicas have room for when one is removed: on latencies, queue,
-    and a load that has fallen."""
+    """Factor that the remaining replicas have room for when some are removed: on latencies, queue
+    and load."""
 
     max_kv_usage: float = 0.9
     """Usage of the KV cache that the remaining replicas may reach when one is removed."""
@@ -95,6 +89,8 @@ class ScalingPolicy:
             raise ValueError(
                 f"max_kv_usage is {self.max_kv_usage}; it is a share, above 0 and at most 1"
             )
+        if not 0 < self.late_share < 1:
+            raise ValueError(f"late_share is {self.late_share}; it is a share, above 0 and below 1")
         if not 0 <= self.max_shrink < 1:
             raise ValueError(f"max_shrink is {self.max_shrink}; it is a share, from 0 to below 1")
 

@@ -69,12 +69,12 @@ class ScaleUpSpec(Model):
 class ScaleDownSpec(Model):
     """Limits of the autoscaler's removals."""
 
-    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
+    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     """Seconds for which fewer replicas must have been enough before one is removed; at least the
     measured cold start."""
 
     max_step: Replicas = 1
-    """Replicas that one decision may remove, or a tenth of them, where that is more."""
+    """Replicas that one decision may remove, or half of them, where that is more."""
 
 
 class ScalingBehavior(Model):

@@ -122,36 +122,22 @@ def test_the_history_of_a_status_has_its_changes_and_its_cold_start() -> None:
     assert not history.covers(now, 30), "windows begin again"
 
 
-@pytest.mark.parametrize(
-    ("by_rate", "by_ongoing", "sentence"),
-    [
-        (3.0, 3.0, "28 requests/s arrive, a replica is predicted to carry 10: 3 are needed"),
-        (
-            2.0,
-            3.0,
-            "40 requests are in process or waiting, a replica is predicted to hold 20 at its "
-            "capacity: 3 are needed",
-        ),
-        (3.0, None, "28 requests/s arrive, a replica is predicted to carry 10: 3 are needed"),
-    ],
-)
-def test_the_sentence_of_an_overload_names_the_signal_that_asks_for_most(
-    by_rate: float, by_ongoing: float | None, sentence: str
-) -> None:
+def test_the_sentence_of_an_overload_names_the_load_and_the_rule() -> None:
     inputs = {
         "arrival_rate": 28.0,
         "capacity_per_replica": 10.0,
-        "ongoing_requests": 40.0,
-        "concurrency_per_replica": 20.0,
-        "needed": 3.0,
-        "needed_by_rate": by_rate,
-        "needed_by_ongoing": by_ongoing,
+        "needed": 4.0,
+        "rule_factor": 1.25,
+        "rule_window_s": 300.0,
     }
     decision = Decision(
-        desired=3, recommended=3, reason=DecisionReason.PREDICTED_OVERLOAD, inputs=inputs
+        desired=4, recommended=4, reason=DecisionReason.PREDICTED_OVERLOAD, inputs=inputs
     )
 
-    assert message_of(decision) == sentence
+    assert message_of(decision) == (
+        "28 requests/s arrive, a replica is predicted to carry 10; 1.25 times the highest load of "
+        "300 s would have cost least so far: 4 are needed"
+    )
 
 
 def test_the_history_of_no_status_is_empty() -> None:

@@ -171,11 +171,10 @@ def test_of_an_idle_service_the_unseen_replicas_stay() -> None:
     idle = {"arrival_rate": 0.0, "ongoing_requests": 0.0, "kv_usage": 0.0}
     found, replicas = of_many(4, **idle)
     policy = ScalingPolicy(min_replicas=0, max_replicas=9)
-    margins = {"headroom": 1.25, "margin": 1.1}
 
-    assert load_of(measured(found, replicas).observation, policy, **margins).fewest == 0
+    assert load_of(measured(found, replicas).observation, policy, asked=0.0).fewest == 0
     blind = measured(without_pod(found, "r000"), replicas)
-    assert load_of(blind.observation, policy, **margins).fewest == 1
+    assert load_of(blind.observation, policy, asked=0.0).fewest == 1
 
 
 def test_one_hanging_request_is_named_and_not_fed() -> None:
@@ -220,7 +219,7 @@ def test_one_that_is_idle_or_slow_is_not(work: dict[str, float]) -> None:
 
 
 def test_a_stalled_replica_is_replaced_where_the_others_cannot_carry_the_load() -> None:
-    """Four replicas of 10 requests/s for 30 with headroom: 3.75 must work."""
+    """Four replicas of 10 requests/s for 30, 1.25 times as many: 3.75 must work."""
     found, replicas = of_many(4, arrival_rate=30.0, ttft_s=2.0)
     full = measured(found, replicas)
     stalled = measured(with_pod(found, "r002", steps=0.0, queue_age_s=500.0), replicas)

@@ -12,7 +12,7 @@ from tandem_operator.scaling_law.policy import ScalingPolicy
 PERIOD_S: Final = 15.0
 TTFT_S: Final = 1.5
 TPOT_S: Final = 0.08
-POLICY: Final = ScalingPolicy(min_replicas=1, max_replicas=8)
+POLICY: Final = ScalingPolicy(min_replicas=1, max_replicas=8, down_window_s=300.0, max_shrink=0.1)
 
 
 def ttft(value_s: float, num_samples: int = 100, age_s: float = 5.0) -> LatencySignal:

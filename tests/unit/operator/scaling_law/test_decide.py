@@ -144,63 +144,12 @@ def with_ongoing(replicas: int, ongoing: float, **values: Any) -> Observation:
     return observed(replicas, **concurrency, **values)
 
 
-def test_ongoing_requests_ask_for_replicas_before_the_rate_shows_the_load() -> None:
-    """60 - √60 are more than two replicas hold, where 14 requests/s need 1.4."""
-    loop = Loop()
-    loop.run(with_ongoing(2, 20.0), seconds=60)
-    begun = loop.now
-    decision = loop.run(with_ongoing(2, 60.0), seconds=60)
-
-    assert (decision.desired, decision.reason) == (3, Reason.PREDICTED_OVERLOAD)
-    assert decision.inputs["needed_by_rate"] == 2
-    assert decision.inputs["needed_by_ongoing"] == 3
-    assert loop.now - begun > POLICY.up_window_s
-
-
-def test_rate_and_ongoing_requests_that_agree_need_no_window() -> None:
-    loop = Loop()
-    loop.run(with_ongoing(2, 20.0), seconds=60)
-
-    assert loop.step(with_ongoing(2, 20.0, arrival_rate=24.0)).reason is Reason.STABILIZING
-    assert loop.step(with_ongoing(2, 60.0, arrival_rate=24.0)).desired == 3
-
-
-def test_ongoing_requests_that_get_fewer_ask_for_none() -> None:
-    loop = Loop()
-    loop.step(with_ongoing(2, 60.0))
-
-    assert loop.step(with_ongoing(2, 50.0)).inputs["needed_by_ongoing"] is None
-
-
-def test_ongoing_requests_ask_for_none_while_a_replica_starts() -> None:
-    starting = with_ongoing(3, 60.0, ready=2)
-
-    assert first(starting)[1] is Reason.WITHIN_TARGETS
-
-
-def test_a_queue_counts_as_ongoing_requests_by_what_drains_it() -> None:
-    """Two replicas hold 40; 600 more are 600/(10·120 s) = half a replica, not 46 of them."""
-    decision = Loop().step(with_ongoing(2, 666.0))
-
-    assert decision.inputs["needed_by_ongoing"] == 4
-
-
 def test_a_replica_that_its_ongoing_requests_need_stays() -> None:
     light = {"arrival_rate": 8.0, "ttft": ttft(0.35), "tpot": tpot(0.045), "kv_usage": 0.2}
     few, many = Loop(), Loop()
 
     assert few.steps(with_ongoing(3, 9.0, **light), seconds=900)[-1].desired == 1
     assert many.steps(with_ongoing(3, 45.0, **light), seconds=900)[-1].desired == 3
-
-
-def test_none_is_removed_while_more_requests_arrive_than_in_all_of_the_window() -> None:
-    light: dict[str, Any] = {"ttft": ttft(0.35), "tpot": tpot(0.045), "kv_usage": 0.2}
-    loop = Loop()
-    loop.steps(observed(4, arrival_rate=5.0, **light), seconds=POLICY.down_window_s)
-    rising = loop.step(observed(4, arrival_rate=8.0, **light))
-
-    assert (rising.desired, rising.reason) == (4, Reason.STABILIZING)
-    assert loop.step(observed(4, arrival_rate=8.0, **light)).desired == 3
 
 
 def test_of_many_replicas_a_tenth_is_removed_at_once() -> None:
@@ -419,7 +368,9 @@ def test_running_answers_keep_their_replicas_and_a_constant_moment_never_turns(
 
     assert len(steps) <= 1
     assert numbers[-1] >= 1
-    assert numbers[-1] * CONCURRENCY >= ongoing - math.sqrt(ongoing) or numbers[-1] == 8
+    is_held = numbers[-1] * CONCURRENCY >= ongoing - math.sqrt(ongoing)
+    # A replica that is added takes over no answer that runs.
+    assert is_held or numbers[-1] == replicas
 
 
 def test_the_last_replica_stays_while_anything_runs() -> None:
@@ -454,7 +405,7 @@ def test_the_inputs_are_numbers_that_json_can_hold() -> None:
         ({"max_replicas": 0}, "max_replicas"),
         ({"min_replicas": 9}, "min_replicas"),
         ({"max_kv_usage": 2.0}, "max_kv_usage"),
-        ({"headroom": 0.5}, "headroom"),
+        ({"late_share": 0.0}, "late_share"),
         ({"down_window_s": NAN}, "down_window_s"),
         ({"max_step_up": 0}, "max_step_up"),
         ({"max_shrink": 1.0}, "max_shrink"),

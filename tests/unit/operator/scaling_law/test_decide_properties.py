@@ -195,7 +195,7 @@ def test_no_replica_is_removed_within_the_window_after_one_was_added(data: st.Da
     desired, history, now = policy.min_replicas or 1, History(), 0.0
     changes = []
     for load in data.draw(st.lists(st.sampled_from([0.0, 5.0, 20.0, 60.0]), max_size=8)):
-        for _ in range(data.draw(st.sampled_from([1, 4, 30]))):
+        for _ in range(data.draw(st.sampled_from([1, 4, 20]))):
             observation = steady(desired, load)
             decision = decide(observation, policy, history, now)
             history = history.append(now, observation, decision)
@@ -212,14 +212,16 @@ def test_no_replica_is_removed_within_the_window_after_one_was_added(data: st.Da
 def test_a_steady_load_settles_without_turning(load: float, replicas: int) -> None:
     policy, history, now = ScalingPolicy(max_replicas=12), History(), 0.0
     numbers = [replicas]
-    for _ in range(400):
+    for _ in range(200):
         observation = steady(numbers[-1], load)
         decision = decide(observation, policy, history, now)
         history = history.append(now, observation, decision)
         numbers.append(decision.desired)
         now += PERIOD_S
 
-    steps = {after > before for before, after in pairwise(numbers) if after != before}
+    # Until a rule is chosen, the number has the headroom of a load that is unknown.
+    learnt = numbers[40:]
+    steps = {after > before for before, after in pairwise(learnt) if after != before}
     assert len(steps) <= 1
     assert len(set(numbers[-40:])) == 1
     assert numbers[-1] * 10 >= min(load, 120)
@@ -254,3 +256,4 @@ def test_the_past_stays_small(size: int) -> None:
     assert len(history.recommendations) <= 512
     assert len(history.changes) <= 64
     assert len(history.samples) <= 64
+    assert len(history.loads) <= 241

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.hindsight import Rule
 from tandem_operator.scaling_law.history import History
 from tests.unit.operator.scaling_law.measurements import observed
 
@@ -108,23 +109,27 @@ def test_a_queue_that_gets_younger_drains(age_s: float, drains: bool) -> None:
     assert not history.is_draining(90.0, age_s, 60.0)
 
 
-def test_the_ongoing_requests_of_the_decision_before_are_kept_for_a_gap() -> None:
+def test_loads_are_kept_for_the_hour_that_rules_are_compared_on() -> None:
     history = History()
-    assert history.last_ongoing_requests(0.0) is None
-    for at_s, ongoing in ((0.0, 5.0), (15.0, 6.0)):
-        history = history.append(at_s, observed(2, ongoing_requests=ongoing), decision(2))
+    for at_s in (0.0, 1800.0, 3700.0):
+        history = history.append(at_s, observed(2, arrival_rate=15.0), decision(2))
+    history = history.append(3715.0, observed(2, capacity_per_replica=None), decision(2))
 
-    assert history.last_ongoing_requests(30.0) == 6.0
-    assert history.last_ongoing_requests(15.0 + 2 * history.max_gap_s) is None
-    invalid = history.append(30.0, observed(2, ongoing_requests=float("nan")), decision(2))
-    assert invalid.last_ongoing_requests(45.0) is None
+    assert [load.at_s for load in history.loads] == [1800.0, 3700.0]
+    assert history.loads[0].replicas == 1.5
 
 
-def test_the_highest_rate_is_that_of_the_window() -> None:
-    history = History()
-    assert history.highest_rate(0.0, 60.0) is None
-    for at_s, rate in ((0.0, 9.0), (60.0, 5.0), (75.0, float("nan"))):
-        history = history.append(at_s, observed(2, arrival_rate=rate), decision(2))
+def test_a_rule_is_in_force_until_another_is_chosen() -> None:
+    chosen = Rule(900.0, 0.8)
+    history = History().append(0.0, observed(2), replace(decision(2), rule=chosen))
+    later = history.append(15.0, observed(2), decision(2))
 
-    assert history.highest_rate(90.0, 60.0) == 5.0
-    assert history.highest_rate(60.0, 60.0) == 9.0
+    assert (history.rule, history.chosen_s) == (later.rule, later.chosen_s) == (chosen, 0.0)
+
+
+def test_a_clock_that_was_set_back_forgets_the_loads() -> None:
+    history = (
+        History().append(100.0, observed(2), decision(2)).append(50.0, observed(2), decision(2))
+    )
+
+    assert [load.at_s for load in history.loads] == [50.0]

@@ -74,9 +74,9 @@ def test_a_service_with_a_fixed_number_shows_what_would_have_been() -> None:
     found = replayed(past)
 
     assert {one.recorded.observation.desired for one in found} == {2}
-    assert max(one.decision.desired for one in found) == 5
-    assert found[-1].decision.desired < 5
-    assert max(one.ready for one in found) == 5
+    assert max(one.decision.desired for one in found) == 6
+    assert found[-1].decision.desired < 6
+    assert max(one.ready for one in found) == 6
 
 
 def test_a_replica_answers_after_a_cold_start() -> None:
