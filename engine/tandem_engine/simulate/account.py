@@ -85,7 +85,7 @@ class Account:
         ttft: Target of the time to the first token.
         tpot: Target of the time of a token after it.
         period_s: Time between two calls of the controller.
-        since_s: What came before counts for nothing; moments and periods begin with it.
+        since_s: Begin of moments and periods; what came before counts for nothing.
     """
 
     ttft: Target

@@ -137,10 +137,15 @@ class Observation:
 
     @property
     def load(self) -> float | None:
-        """The replicas that the demand takes by their own model; None: unknown."""
+        """The replicas that the demand takes by their own model; None: unknown.
+
+        An unseen replica counts as a mean one of those that are seen.
+        """
+        seen = self.ready - self.unseen
         if not self.capacity_per_replica or self.arrival_rate is None or self.problem is not None:
             return None
         load = self.demand / self.capacity_per_replica
+        load *= self.ready / seen if seen > 0 else 1.0
         return load if is_amount(load) else None
 
     @property
@@ -177,6 +182,7 @@ class Observation:
             kv_usage += max(more, 0.0) * unseen / self.ready
         return replace(
             self,
+            unseen=0,
             arrival_rate=_plus(self.arrival_rate, unseen, rate),
             ongoing_requests=_plus(self.ongoing_requests, unseen, ongoing),
             kv_usage=kv_usage,

@@ -170,7 +170,7 @@ def test_defaults_are_seen_in_the_object(api: Cluster) -> None:
         "minReplicas": 1,
         "behavior": {
             "scaleUp": {"stabilizationWindowSeconds": 30, "maxStep": 4},
-            "scaleDown": {"stabilizationWindowSeconds": 300, "maxStep": 1},
+            "scaleDown": {"stabilizationWindowSeconds": 60, "maxStep": 1},
         },
     }
     assert spec["resources"] == {"cpu": 1, "memory": "4Gi", "npu": 0}

@@ -31,10 +31,12 @@ from tandem_engine.simulate.load_profile import LoadProfile, Stream
 from tandem_engine.simulate.observation import Target
 from tandem_engine.simulate.replica import Predictions
 from tandem_engine.simulate.workload import Shape
+from tandem_operator.scaling_law.policy import ScalingPolicy
 from tests.unit.benchmarks.test_autoscaling import CURVE, OPTIONS, SHAPE
 
 STEP: Final = Task(load="step", size=6, controller="tandem", seed=1)
 MOST: Final = 12
+WINDOW_S: Final = ScalingPolicy(max_replicas=MOST).down_window_s
 
 
 def predict(_: Mapping[Shape, float]) -> Predictions:
@@ -91,7 +93,7 @@ def test_nothing_is_removed_within_the_window_after_an_addition(
     removed = [now for now, change in changes if change < 0]
 
     assert all(1 <= count <= MOST for _, count in counts)
-    assert not [1 for up in grown for down in removed if 0.0 <= down - up < FLAP_WINDOW_S]
+    assert not [1 for up in grown for down in removed if 0.0 <= down - up < WINDOW_S]
 
 
 @hypothesis_settings(max_examples=hypothesis_settings().max_examples // 8, derandomize=True)

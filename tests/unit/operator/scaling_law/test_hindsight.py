@@ -64,6 +64,14 @@ def test_the_same_bursts_are_followed_where_replicas_start_at_once() -> None:
     assert max(numbers) > 8.5
 
 
+@pytest.mark.parametrize("height", [10.0, 50.0])
+@pytest.mark.parametrize("at_s", [600.0, 1800.0, 3300.0])
+def test_one_spike_in_an_hour_is_not_held_for_the_next(height: float, at_s: float) -> None:
+    past = past_of(lambda now: height if at_s <= now < at_s + 120 else 1.0)
+
+    assert (replicas_by(chosen(past), past, past[-1].at_s) or 0.0) < 1.5
+
+
 def test_a_load_that_moves_slowly_is_followed() -> None:
     past = past_of(wave)
     numbers = asked(chosen(past), past)
@@ -79,7 +87,7 @@ def test_a_steady_load_gets_what_it_takes(load: float) -> None:
     assert all(load <= number < 1.25 * load for number in asked(chosen(past), past))
 
 
-def test_stricter_promises_get_more_replicas() -> None:
+def test_stricter_targets_get_more_replicas() -> None:
     past = past_of(wave)
     numbers = [
         sum(asked(choose(past, FIRST, cold_start_s=60.0, window_s=60.0, late_share=late), past))
