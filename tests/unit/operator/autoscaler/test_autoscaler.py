@@ -260,7 +260,7 @@ async def test_a_blind_replica_is_named_and_the_others_decide(world: World) -> N
 
     await world.operator().step(KEY)
 
-    assert world.scaling["desiredReplicas"] == 6, "45 requests/s are seen"
+    assert world.scaling["desiredReplicas"] == 8, "45 requests/s of 60 are seen, of three in four"
     assert world.api.condition("ScalingActive") == ("True", "PartialMetrics")
     assert "one replica is left out: a figure of replica replica-2" in world.last["message"]
 
@@ -341,10 +341,9 @@ async def test_recommend_writes_what_it_would_do_and_changes_nothing(world: Worl
 
     assert world.scaling["mode"] == "Recommend"
     assert world.scaling["desiredReplicas"] == 2
-    assert world.scaling["recommendedReplicas"] == 4
+    assert world.scaling["recommendedReplicas"] == 5
     assert world.last["reason"] == "PredictedOverload"
-    # With headroom as long as the load may rise.
-    assert [one["recommended"] for one in world.scaling["decisions"]] == [5, 4]
+    assert [one["recommended"] for one in world.scaling["decisions"]] == [5]
     assert world.event_reasons() == []
 
 

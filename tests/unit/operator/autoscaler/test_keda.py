@@ -75,7 +75,7 @@ def test_a_service_that_may_be_without_replicas_is_woken_by_refused_requests() -
     spec = exported(scaling={**EXTERNAL, "minReplicas": 0}, slo=SLO)["spec"]
 
     assert spec["minReplicaCount"] == 0
-    assert spec["cooldownPeriod"] == 300
+    assert spec["cooldownPeriod"] == 180
     (trigger,) = [one for one in spec["triggers"] if one["name"] == "refused"]
     query = trigger["metadata"]["query"]
     assert 'refused_requests{namespace="demo",name="tiny"}' in query

@@ -104,7 +104,7 @@ def test_a_replay_shows_what_would_have_run(prometheus: FakePrometheus) -> None:
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["TIME", "RAN", "REPLAY", "REQ/S", "CAPACITY", "REASON"]
-    assert any(line.split()[1:3] == ["1", "3"] for line in lines), "28 requests/s need 3 replicas"
+    assert any(line.split()[1:3] == ["1", "4"] for line in lines), "28 requests/s times 1.25"
     assert lines[-1].startswith("121 moments. Replica-hours: 0.50 ran, ")
     assert 'namespace="models",inference_service="tiny"' in prometheus.queries[0]["query"]
 
