@@ -36,7 +36,8 @@ _MISSED: Final = (
     (4.0, 1.0),
 )
 """Load of a replica as a share of its capacity, and the share of its requests that miss a target:
-measured with steady loads (`benchmarks.autoscaling accuracy`), for one in ten that may."""
+from 0.8 to 1.3 as measured with steady loads (`benchmarks.autoscaling accuracy`), where one in ten
+may; the others are estimates, since no load stays there for long."""
 
 _STEPS: Final = 64
 """In which a load of one capacity is told apart."""

@@ -82,7 +82,7 @@ def load_of(
     if asked is not None and observation.load is not None and observation.is_feasible:
         # A younger queue came before a replica for it could answer.
         old_s = min(max(queue_age_s - cold_start_s, 0.0), policy.drain_s)
-        needed = _ceil(max(asked, lasting, observation.load * old_s / policy.drain_s + lasting))
+        needed = _ceil(max(asked, lasting + observation.load * old_s / policy.drain_s))
     return Load(
         ttft_ratio=_ratio(ttft, policy) if _is_in_reach("ttft", observation) else None,
         tpot_ratio=_ratio(observation.tpot, policy) if _is_in_reach("tpot", observation) else None,
