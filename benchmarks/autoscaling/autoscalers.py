@@ -22,12 +22,12 @@ from tandem_operator.scaling_law.decide import decide
 from tandem_operator.scaling_law.policy import ScalingPolicy
 
 
-@register("tandem", (0.02, 0.05, 0.2))
+@register("tandem", (0.02, 0.05, 0.2), below=1.0)
 def _tandem(settings: ControllerSettings) -> Controller:
     # As the operator's loop has it: latencies reach back over the window they are measured in.
     policy = replace(_policy(settings), settle_s=settings.window_s)
     if settings.value is not None:
-        policy = replace(policy, late_share=min(settings.value, 0.99))
+        policy = replace(policy, late_share=settings.value)
     return _controller(settings, decide, policy)
 
 

@@ -55,24 +55,27 @@ Grid = Callable[[int], Sequence[float]]
 class _Family:
     make: MakeController
     grid: Grid | None
+    below: float
+    """That its parameter stays below."""
 
 
 _CONTROLLERS: Final[dict[str, _Family]] = {}
 
 
 def register(
-    name: str, grid: Sequence[float] | Grid = ()
+    name: str, grid: Sequence[float] | Grid = (), *, below: float = inf
 ) -> Callable[[MakeController], MakeController]:
     """Return a decorator that makes a controller known by `name`.
 
     Args:
         name: Without `=`.
         grid: Values of its parameter that `--tune` tries; empty: it has none.
+        below: That its parameter must stay below.
     """
 
     def add(make: MakeController) -> MakeController:
         values = grid if callable(grid) else ((lambda _: grid) if grid else None)
-        _CONTROLLERS[name] = _Family(make, values)
+        _CONTROLLERS[name] = _Family(make, values, below)
         return make
 
     return add
@@ -106,14 +109,16 @@ def check_name(name: str) -> float | None:
         raise WrongUsage(f"--controller is '{name}'; it must be one of {', '.join(names)}.")
     if not has_value:
         return None
-    if _CONTROLLERS[base].grid is None:
+    family = _CONTROLLERS[base]
+    if family.grid is None:
         raise WrongUsage(f"--controller is '{name}'; {base} has no parameter.")
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0.0 < value < inf:
-        raise WrongUsage(f"--controller is '{name}'; its parameter must be a number above 0.")
+    if not 0.0 < value < family.below:
+        most = "" if family.below == inf else f" and below {family.below:g}"
+        raise WrongUsage(f"--controller is '{name}'; its parameter must be a number above 0{most}.")
     return value
 
 

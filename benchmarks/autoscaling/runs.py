@@ -139,7 +139,7 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
         initial_replicas=_initial(task.controller, load, curve, most),
         period_s=options.period_s,
         window_s=options.window_s,
-        failures_s=options.failures_s,
+        failures_s=[warm_up_s + at_s for at_s in options.failures_s],
         warm_up_s=warm_up_s,
     )
     controller = _controller(task, settings)

@@ -23,10 +23,14 @@ _POSITIVE: Final = TextFormat(
 _DECIMALS: Final = {"ms": -3, "s": 0}
 
 
+DEFAULT_PERCENTILE: Final = 90
+"""Share of the requests, in percent, that keeps a target which says nothing else."""
+
+
 class LatencyTarget(Model):
     """A latency that a share of all requests stays below."""
 
-    percentile: Annotated[int, Field(ge=1, le=99)] = 90
+    percentile: Annotated[int, Field(ge=1, le=99)] = DEFAULT_PERCENTILE
     """Share of requests, in percent, that keep it."""
 
     target: Annotated[str, AfterValidator(_DURATION_FORMAT), AfterValidator(_POSITIVE)]

@@ -31,13 +31,14 @@ from tandem_operator.autoscaler.measure import (
 )
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.node_room import NodeReader
+from tandem_operator.autoscaler.past import past_loads, read_matrix
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.publish import Publisher
 from tandem_operator.autoscaler.refusals import Refusals
 from tandem_operator.autoscaler.replicas import ReplicaPod, active_cluster, replica_pods
 from tandem_operator.autoscaler.room import Room, replica_shape, room_for
-from tandem_operator.autoscaler.signals import Scope
-from tandem_operator.clock import from_unix_s
+from tandem_operator.autoscaler.signals import InvalidAnswer, Scope, signals_query
+from tandem_operator.clock import from_unix_s, to_unix_s
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.k8s import names
 from tandem_operator.k8s.cache import ObjectCache
@@ -53,6 +54,7 @@ from tandem_operator.render.pods import worker_template
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.scaling_law.decide import decide
 from tandem_operator.scaling_law.decision import Decision, DecisionReason
+from tandem_operator.scaling_law.hindsight import GRAIN_S, MEMORY_S
 from tandem_operator.scaling_law.history import History
 from tandem_operator.scaling_law.mode import (
     StatusScaling,
@@ -112,6 +114,11 @@ class _View:
         if short_since is not None and self.now - short_since > credit_s:
             names += ["that has no pod"] * (self.current - len(self.pods))
         return names
+
+    @property
+    def targets(self) -> Targets:
+        slo = self.service.spec.slo
+        return Targets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -253,6 +260,7 @@ class Autoscaler:
 
     async def _autoscale(self, view: _View) -> None:
         measured = (await self._observe(view)).with_overdue(view.overdue)
+        await self._recall(view, measured)
         explained = await self._decide(view, measured)
         history = _record(view, explained)
         await self._write(view, explained, history)
@@ -270,28 +278,19 @@ class Autoscaler:
         """Ask Prometheus, and one replica itself; without replicas, the proxy on the head."""
         if view.is_at_zero:
             return at_zero(await self._count_refused(view), view.replicas)
-        slo, replicas = view.service.spec.slo, view.replicas
-        scope = Scope(
-            namespace=view.key.namespace,
-            service=view.key.name,
-            window_s=self._settings.autoscaling.window_seconds,
-            ttft_percentile=slo.ttft.percentile if slo.ttft else None,
-            tpot_percentile=slo.tpot.percentile if slo.tpot else None,
-            matchers=tuple(self._settings.autoscaling.prometheus.matchers.items()),
-        )
+        replicas = view.replicas
         try:
-            signals = await self._prometheus.signals(scope)
+            signals = await self._prometheus.signals(self._scope(view))
         except PrometheusError as error:
             doubt = Doubt(SignalProblem.UNREACHABLE, str(error))
             return unmeasured(doubt, replicas, view.current)
-        targets = Targets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
         age_s = max_age_s(self._settings.autoscaling)
         disagreeing = await self._cross_check.check(signals, view.pods, view.memory)
         pods = (pod["metadata"]["name"] for pod in self._cache.of_service(POD, view.key))
         strangers = view.memory.strangers(pods, (*signals.pods, *signals.ended))
         return measure(
             signals,
-            targets,
+            view.targets,
             replicas,
             view.current,
             max_age_s=age_s,
@@ -299,6 +298,38 @@ class Autoscaler:
             disagreeing=disagreeing,
             strangers=strangers,
         )
+
+    def _scope(self, view: _View) -> Scope:
+        slo, settings = view.service.spec.slo, self._settings.autoscaling
+        return Scope(
+            namespace=view.key.namespace,
+            service=view.key.name,
+            window_s=settings.window_seconds,
+            ttft_percentile=slo.ttft.percentile if slo.ttft else None,
+            tpot_percentile=slo.tpot.percentile if slo.tpot else None,
+            matchers=tuple(settings.prometheus.matchers.items()),
+        )
+
+    async def _recall(self, view: _View, measured: Measured) -> None:
+        """Ask Prometheus, once, for the loads of the time before this process."""
+        memory = view.memory
+        if memory.is_recalled or view.is_at_zero or measured.observation.problem is not None:
+            return
+        memory.is_recalled = True
+        # One of the same name before it may have been another model.
+        created = to_unix_s(view.isvc["metadata"]["creationTimestamp"])
+        begin_s = max(view.now - MEMORY_S, created)
+        if begin_s > view.now - GRAIN_S:
+            return
+        query = signals_query(self._scope(view))
+        try:
+            answer = await self._prometheus.span(query, begin_s, view.now, GRAIN_S)
+            age_s = max_age_s(self._settings.autoscaling)
+            past = past_loads(read_matrix(answer), view.targets, max_age_s=age_s)
+        except (PrometheusError, InvalidAnswer) as error:
+            _log.info("%s: the loads of the last hour stay unknown: %s", view.key, error)
+            return
+        memory.history = memory.history.with_loads(past)
 
     async def _decide(self, view: _View, measured: Measured) -> ExplainedDecision:
         """Decide; for more replicas once more, within the room on the nodes."""

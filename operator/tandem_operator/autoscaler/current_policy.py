@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tandem_engine.api.slo import Slo
+from tandem_engine.api.slo import DEFAULT_PERCENTILE, Slo
 from tandem_operator.clock import UnknownTimeZone, utc_offset_s
 from tandem_operator.render.settings import AutoscalingSettings
 from tandem_operator.scaling_law.policy import ScalingPolicy
@@ -19,8 +19,6 @@ CREDIT: Final = 2.0
 """Measured cold starts for which a replica is waited for."""
 
 _LEAST_CREDIT_S: Final = 60.0
-_PERCENTILE: Final = 90
-"""Of a service without a target, whose number nothing holds."""
 
 
 def scaling_policy(
@@ -51,7 +49,7 @@ def scaling_policy(
 def _late_share(slo: Slo) -> float:
     """Return the share of the requests that may miss the stricter target."""
     percentiles = [target.percentile for target in (slo.ttft, slo.tpot) if target]
-    return 1.0 - max(percentiles, default=_PERCENTILE) / 100.0
+    return 1.0 - max(percentiles, default=DEFAULT_PERCENTILE) / 100.0
 
 
 def start_credit_s(service: InferenceService, cold_start_s: float) -> float:

@@ -25,6 +25,9 @@ class Memory:
     decisions: list[Document]
     """As the status shows them."""
 
+    is_recalled: bool = False
+    """True once Prometheus was asked for the loads of the time before this process."""
+
     measured: set[str] = field(default_factory=set)
     """Pods whose cold start is known, by uid."""
 

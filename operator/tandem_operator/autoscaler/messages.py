@@ -32,9 +32,9 @@ def _ratio(name: str, label: str) -> Callable[[Inputs], str]:
 def _overload(inputs: Inputs) -> str:
     return (
         f"{_number(inputs, 'arrival_rate')} requests/s arrive, a replica is predicted to carry "
-        f"{_number(inputs, 'capacity_per_replica')}; {_number(inputs, 'rule_factor')} times the "
-        f"highest load of {_number(inputs, 'rule_window_s')} s would have cost least so far: "
-        f"{_number(inputs, 'needed')} are needed"
+        f"{_number(inputs, 'capacity_per_replica')}; the rule in force is "
+        f"{_number(inputs, 'rule_factor')} times the highest load of the last "
+        f"{_number(inputs, 'rule_window_s')} s: {_number(inputs, 'needed')} are needed"
     )
 
 

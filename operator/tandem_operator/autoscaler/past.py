@@ -16,6 +16,7 @@ from tandem_operator.autoscaler.signals import (
     result_of,
     signals_of,
 )
+from tandem_operator.scaling_law.hindsight import PastLoad
 from tandem_operator.scaling_law.observation import Observation
 from tandem_operator.scaling_law.replay import Recorded
 
@@ -99,6 +100,16 @@ def moments(
         signals = signals_of(group)
         if signals.pods or at_s in numbers:
             yield Recorded(at_s, _observation(signals, numbers.get(at_s), targets, max_age_s))
+
+
+def past_loads(
+    samples: Mapping[float, list[Sample]], targets: Targets, *, max_age_s: float
+) -> list[PastLoad]:
+    """Return the loads of the moments whose figures can be trusted, the oldest first."""
+    recorded = moments(samples, {}, targets, max_age_s=max_age_s)
+    trusted = (record for record in recorded if record.observation.find_problem(max_age_s) is None)
+    loads = (record.observation.load_at(record.at_s) for record in trusted)
+    return [load for load in loads if load is not None]
 
 
 def _observation(

@@ -14,6 +14,7 @@ from typing import Final
 from tandem_operator.scaling_law.decision import Decision, DecisionReason
 from tandem_operator.scaling_law.hindsight import (
     FIRST,
+    PastLoad,
     Rule,
     choose,
     is_due,
@@ -59,6 +60,11 @@ class _Case:
         return self.observation.desired
 
     @property
+    def cold_start_s(self) -> float:
+        """Seconds after which a replica that is added shows in the figures, at least."""
+        return max(self.history.cold_start_s, self.policy.settle_s)
+
+    @property
     def down_window_s(self) -> float:
         return max(self.policy.down_window_s, self.history.cold_start_s)
 
@@ -84,10 +90,11 @@ def decide(
         observation=replace(observation, desired=bounded), policy=policy, history=history, now=now
     )
     problem = observation.find_problem(policy.max_age_s)
-    load, rule = None, None
+    load, rule, trusted = None, None, None
     if problem is None:
+        trusted = observation.load_at(now)
         rule = _chosen(case)
-        load = _load(case, rule or history.rule)
+        load = _load(case, rule or history.rule, trusted)
     verdict = _by_trust(case, problem)
     if verdict is None and load is not None:
         verdict = _by_load(case, load)
@@ -99,6 +106,7 @@ def decide(
         desired=verdict.desired,
         reason=verdict.reason,
         recommended=verdict.recommended,
+        load=trusted,
         rule=rule,
         inputs=_inputs(observation, load, rule or history.rule, case.down_window_s),
     )
@@ -112,21 +120,20 @@ def _chosen(case: _Case) -> Rule | None:
     return choose(
         history.loads,
         history.rule,
-        cold_start_s=history.cold_start_s,
+        cold_start_s=case.cold_start_s,
         window_s=case.policy.settle_s,
         late_share=case.policy.late_share,
     )
 
 
-def _load(case: _Case, rule: Rule) -> Load:
-    loads = case.history.loads_at(case.now, case.observation)
-    cold_start_s = max(case.history.cold_start_s, case.policy.settle_s)
+def _load(case: _Case, rule: Rule, trusted: PastLoad | None) -> Load:
+    loads = case.history.loads_at(case.now, trusted)
     return load_of(
         case.observation,
         case.policy,
         asked=replicas_by(rule, loads, case.now),
-        lasting=lasting_load(loads, case.now, cold_start_s),
-        cold_start_s=cold_start_s,
+        lasting=lasting_load(loads, case.now, case.cold_start_s),
+        cold_start_s=case.cold_start_s,
     )
 
 

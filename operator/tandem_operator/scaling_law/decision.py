@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem_operator.scaling_law.hindsight import Rule
+from tandem_operator.scaling_law.hindsight import PastLoad, Rule
 
 
 class DecisionReason(StrEnum):
@@ -69,6 +69,9 @@ class Decision:
     reason: DecisionReason
     recommended: int
     """The number by the measurements alone, before windows, steps and limits."""
+
+    load: PastLoad | None = None
+    """The load that it was made for; None: unknown, or not to be trusted."""
 
     rule: Rule | None = None
     """The rule that was chosen with it; None: the one in force stays."""

@@ -21,7 +21,7 @@ _LEAST_PERIOD_S: Final = 60.0
 _PERIOD_SHARE: Final = 0.1
 """Of the past that must be new before rules are compared again."""
 
-_GRAIN_S: Final = 30.0
+GRAIN_S: Final = 30.0
 """Seconds in which loads are taken together: the highest counts."""
 _WINDOWS_S: Final = (60.0, 150.0, 300.0, 900.0, MEMORY_S)
 _FACTORS: Final = tuple(0.45 * 1.1**step for step in range(13))
@@ -162,7 +162,7 @@ def _coarse(past: Sequence[PastLoad]) -> list[PastLoad]:
     coarse: list[PastLoad] = []
     begun_s = 0.0
     for load in past:
-        if coarse and load.at_s - begun_s < _GRAIN_S:
+        if coarse and load.at_s - begun_s < GRAIN_S:
             last = coarse[-1]
             highest = max(last.replicas, load.replicas)
             coarse[-1] = PastLoad(load.at_s, highest, last.rate + load.rate)

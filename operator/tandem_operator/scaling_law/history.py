@@ -1,7 +1,7 @@
 """The past of one service, as far as decisions need it; pure, immutable, bounded."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,7 +14,8 @@ MAX_DECISIONS: Final = 20
 
 _MAX_RECOMMENDATIONS: Final = 512
 _MAX_SAMPLES: Final = 64
-_MAX_LOADS: Final = 512
+_MAX_LOADS: Final = 3600
+"""An hour's, at the shortest period of decisions, a second."""
 _MAX_CHANGES: Final = 64
 _MAX_COLD_STARTS: Final = 20
 _PERCENTILE: Final = 0.9
@@ -96,7 +97,7 @@ class History:
             recommendations=self._recommendations(now, decision.recommended),
             samples=(*self.samples, _sample(now, observation))[-_MAX_SAMPLES:],
             changes=changes,
-            loads=self.loads_at(now, observation),
+            loads=self.loads_at(now, decision.load),
             rule=decision.rule or self.rule,
             chosen_s=now if decision.rule else self.chosen_s,
             unsettled_s=now if is_change or observation.pending else self.unsettled_s,
@@ -150,12 +151,16 @@ class History:
                 return True
         return window_s <= 0
 
-    def loads_at(self, now: float, observation: Observation) -> tuple[PastLoad, ...]:
+    def loads_at(self, now: float, load: PastLoad | None) -> tuple[PastLoad, ...]:
         """Return the loads of the time that rules are compared on, that of now included."""
-        loads = self.loads
-        if (load := observation.load) is not None:
-            loads = (*loads, PastLoad(now, load, observation.demand))[-_MAX_LOADS:]
-        return tuple(each for each in loads if now - each.at_s <= MEMORY_S)
+        loads = self.loads if load is None else (*self.loads, load)[-_MAX_LOADS:]
+        return tuple(past for past in loads if now - past.at_s <= MEMORY_S)
+
+    def with_loads(self, past: Sequence[PastLoad]) -> "History":
+        """Return the history with loads of the time before its own, the oldest first."""
+        begin_s = self.loads[0].at_s if self.loads else math.inf
+        earlier = tuple(load for load in past if load.at_s < begin_s)
+        return replace(self, loads=(*earlier, *self.loads)[-_MAX_LOADS:])
 
     def is_draining(self, now: float, queue_age_s: float, window_s: float) -> bool:
         """Return True when the queue is clearly younger than at the window's begin."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tandem_operator.scaling_law.hindsight import PastLoad
+
 
 class SignalProblem(StrEnum):
     """A reason for not trusting the measurements."""
@@ -147,6 +149,11 @@ class Observation:
         load = self.demand / self.capacity_per_replica
         load *= self.ready / seen if seen > 0 else 1.0
         return load if is_amount(load) else None
+
+    def load_at(self, now: float) -> PastLoad | None:
+        """Return the load as that of the moment `now`; None: it is unknown."""
+        load = self.load
+        return None if load is None else PastLoad(now, load, self.demand)
 
     @property
     def is_at_zero(self) -> bool:

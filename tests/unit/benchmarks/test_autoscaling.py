@@ -124,6 +124,7 @@ def test_a_small_fleet_has_the_real_scheduler(trace: Path, curve: Path) -> None:
         (["--controller", "magic"], "--controller is 'magic'; it must be one of fixed, oracle"),
         (["--controller", "keda=0"], "its parameter must be a number above 0"),
         (["--controller", "keda=nan"], "its parameter must be a number above 0"),
+        (["--controller", "tandem=1.5"], "its parameter must be a number above 0 and below 1"),
         (["--model", "other"], "--model is 'other'; it must be one of auto, scheduler, flow"),
         (["--target", "500/50"], "was measured with"),
     ],

@@ -1,4 +1,4 @@
-"""A fake Prometheus: it answers instant queries over HTTP with the figures that a test sets."""
+"""A fake Prometheus: it answers queries over HTTP with the figures that a test sets."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -95,6 +95,11 @@ class FakePrometheus:
         self.body: Any = empty_answer()
         self.code = 200
         self.text: str | None = None
+        self.past: dict[float, Any] = {}
+        """Answers to instant queries by the seconds since they held; range queries have them."""
+        self.answers_spans = True
+        self.spans: list[tuple[float, float, float]] = []
+        """Begin, end and step of each range query."""
         self.queries: list[str] = []
         self.tokens: list[str | None] = []
 
@@ -108,7 +113,21 @@ class FakePrometheus:
         """Return the server."""
         application = web.Application()
         application.router.add_post("/prefix/api/v1/query", self._query)
+        application.router.add_post("/prefix/api/v1/query_range", self._query_range)
         return application
+
+    async def _query_range(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        start, end, step = (float(str(form[name])) for name in ("start", "end", "step"))
+        self.spans.append((start, end, step))
+        lines = [
+            {"metric": line["metric"], "values": [line["value"]]}
+            for ago_s, body in self.past.items()
+            if start <= end - ago_s
+            for line in body["data"]["result"]
+        ]
+        body = {"status": "success", "data": {"resultType": "matrix", "result": lines}}
+        return web.json_response(body, status=self.code if self.answers_spans else 503)
 
     async def _query(self, request: web.Request) -> web.Response:
         form = await request.post()

@@ -135,8 +135,8 @@ def test_the_sentence_of_an_overload_names_the_load_and_the_rule() -> None:
     )
 
     assert message_of(decision) == (
-        "28 requests/s arrive, a replica is predicted to carry 10; 1.25 times the highest load of "
-        "300 s would have cost least so far: 4 are needed"
+        "28 requests/s arrive, a replica is predicted to carry 10; the rule in force is 1.25 times "
+        "the highest load of the last 300 s: 4 are needed"
     )
 
 

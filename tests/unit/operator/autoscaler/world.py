@@ -99,6 +99,13 @@ class World:
         self.prometheus.body = fake_prometheus.answer(HEALTHY | (values or {}), scraped, now)
         self.shows(200.0)
 
+    def loaded_before(self, ago_s: float, values: dict[str, float], pods: int = 2) -> None:
+        """Have had these figures over the healthy ones so many seconds ago."""
+        now = time.time() - ago_s
+        names = [f"replica-{number}" for number in range(pods)]
+        scraped = fake_prometheus.scraped(names, now - 5)
+        self.prometheus.past[ago_s] = fake_prometheus.answer(HEALTHY | values, scraped, now)
+
     def has_odd(self, name: str, **parts: float) -> None:
         """Have other figures of one replica, in Prometheus."""
         vector = self.prometheus.body["data"]["result"]

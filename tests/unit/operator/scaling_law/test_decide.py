@@ -9,6 +9,7 @@ import pytest
 
 from tandem_operator.scaling_law.decide import decide
 from tandem_operator.scaling_law.decision import DecisionReason as Reason
+from tandem_operator.scaling_law.hindsight import FIRST, PastLoad, choose
 from tandem_operator.scaling_law.history import History
 from tandem_operator.scaling_law.observation import Observation, SignalProblem
 from tests.unit.operator.scaling_law.measurements import (
@@ -203,6 +204,29 @@ def test_each_problem_of_the_signals_holds(problem: SignalProblem, reason: Reaso
 )
 def test_bad_measurements_hold(values: dict[str, Any], reason: Reason) -> None:
     assert first(observed(2, **({"arrival_rate": 99.0} | values))) == (2, reason)
+
+
+@pytest.mark.parametrize("age_s", [300.0, 5.0])
+def test_a_load_is_remembered_only_while_it_can_be_trusted(age_s: float) -> None:
+    observation = observed(2, arrival_rate=99.0, ttft=ttft(0.4, age_s=age_s))
+
+    decision = decide(observation, POLICY, History(), 0.0)
+    history = History().append(0.0, observation, decision)
+
+    assert [load.replicas for load in history.loads] == ([9.9] if age_s == 5.0 else [])
+
+
+def test_a_cold_start_that_was_not_measured_is_not_taken_for_none() -> None:
+    loads = tuple(PastLoad(15.0 * i, 6.0 if i % 20 < 6 else 1.0, 20.0) for i in range(200))
+    observation, now = observed(4, arrival_rate=20.0), 3000.0
+
+    unknown, short = (
+        decide(observation, POLICY, history, now).rule
+        for history in (History(loads=loads), History(loads=loads, cold_starts_s=(60.0,)))
+    )
+
+    at_once = choose(loads, FIRST, cold_start_s=0.0, window_s=60.0, late_share=0.1)
+    assert unknown == short != at_once
 
 
 def test_no_samples_are_no_bad_measurement() -> None:

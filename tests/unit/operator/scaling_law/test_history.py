@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_operator.scaling_law.decision import Decision, DecisionReason
-from tandem_operator.scaling_law.hindsight import Rule
+from tandem_operator.scaling_law.hindsight import PastLoad, Rule
 from tandem_operator.scaling_law.history import History
 from tests.unit.operator.scaling_law.measurements import observed
 
@@ -14,6 +14,10 @@ def decision(
     desired: int, reason: DecisionReason = DecisionReason.WITHIN_TARGETS, recommended: int = 2
 ) -> Decision:
     return Decision(desired=desired, reason=reason, recommended=recommended)
+
+
+def with_load(at_s: float) -> Decision:
+    return replace(decision(2), load=PastLoad(at_s, 1.5, 15.0))
 
 
 def past(*numbers: int, period_s: float = 15.0) -> History:
@@ -112,11 +116,28 @@ def test_a_queue_that_gets_younger_drains(age_s: float, drains: bool) -> None:
 def test_loads_are_kept_for_the_hour_that_rules_are_compared_on() -> None:
     history = History()
     for at_s in (0.0, 1800.0, 3700.0):
-        history = history.append(at_s, observed(2, arrival_rate=15.0), decision(2))
-    history = history.append(3715.0, observed(2, capacity_per_replica=None), decision(2))
+        history = history.append(at_s, observed(2), with_load(at_s))
+    history = history.append(3715.0, observed(2), decision(2))
 
     assert [load.at_s for load in history.loads] == [1800.0, 3700.0]
-    assert history.loads[0].replicas == 1.5
+
+
+def test_an_hour_of_loads_is_kept_at_the_shortest_period() -> None:
+    history = History()
+    for second in range(3700):
+        history = history.append(float(second), observed(2), with_load(float(second)))
+
+    assert len(history.loads) == 3600
+    assert history.loads[0].at_s == 100.0
+
+
+def test_loads_of_before_come_before_the_own_ones() -> None:
+    history = History().append(100.0, observed(2), with_load(100.0))
+
+    recalled = history.with_loads([PastLoad(at_s, 3.0, 9.0) for at_s in (40.0, 70.0, 100.0)])
+
+    assert [load.at_s for load in recalled.loads] == [40.0, 70.0, 100.0]
+    assert [load.replicas for load in recalled.loads] == [3.0, 3.0, 1.5]
 
 
 def test_a_rule_is_in_force_until_another_is_chosen() -> None:
@@ -129,7 +150,9 @@ def test_a_rule_is_in_force_until_another_is_chosen() -> None:
 
 def test_a_clock_that_was_set_back_forgets_the_loads() -> None:
     history = (
-        History().append(100.0, observed(2), decision(2)).append(50.0, observed(2), decision(2))
+        History()
+        .append(100.0, observed(2), with_load(100.0))
+        .append(50.0, observed(2), with_load(50.0))
     )
 
     assert [load.at_s for load in history.loads] == [50.0]
