@@ -61,7 +61,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $known := dict
   "namespaces" .Values.namespaces
   "prometheusRule" .Values.metrics.prometheusRule
-  "access" (dict "operator" (list $operator) "kuberay" .Values.networkPeers.kuberay "prometheus" .Values.networkPeers.prometheus) -}}
+  "access" (dict "operator" (list $operator) "kuberay" .Values.networkPeers.kuberay "prometheus" .Values.networkPeers.prometheus "apiServerPorts" .Values.networkPolicy.apiServerPorts) -}}
 {{- mustMergeOverwrite $known (deepCopy .Values.settings) | toYaml -}}
 {{- end -}}
 

@@ -199,8 +199,11 @@ def _pods(namespace: str, **labels: str) -> list[Peer]:
     ]
 
 
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
 class AccessSettings(Model):
-    """Peers that may connect to the pods of a service, as lists of NetworkPolicyPeers."""
+    """NetworkPolicyPeers that may connect to a service's pods, and that these may connect to."""
 
     kuberay: list[Peer] = Field(
         default_factory=lambda: _pods("kuberay-system", component="kuberay-operator")
@@ -217,6 +220,16 @@ class AccessSettings(Model):
 
     clients: list[Peer] = Field(default_factory=lambda: [Peer(namespace_selector=LabelSelector())])
     """Clients that may send requests; by default the pods of every namespace."""
+
+    destinations: list[Peer] = Field(default_factory=list)
+    """Peers that the pods of services may connect to, at every port, beside those that Tandem knows
+    of: pods of the same service, name servers, the receiver of traces, and for Ray heads the
+    Kubernetes API and their store. ipBlock: {cidr: 0.0.0.0/0} leaves everything open."""
+
+    api_server_ports: Annotated[list[_Port], Field(min_length=1)] = Field(
+        default_factory=lambda: [443, 6443]
+    )
+    """Ports of the Kubernetes API, as pods reach it."""
 
 
 class PrometheusRuleSettings(Model):

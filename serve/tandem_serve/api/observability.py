@@ -7,9 +7,11 @@ from pydantic import AfterValidator, Field
 from tandem_engine.api.config import MetricAlias
 from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.model import Model
+from tandem_serve.api.pods import PORT
 
+_HOST: Final = r"([A-Za-z0-9][-.A-Za-z0-9]*|\[[:.0-9A-Fa-f]+\])"
 _ENDPOINT: Final = TextFormat(
-    matches=(r"https?://[-.:A-Za-z0-9\[\]]+(/[-._~%/A-Za-z0-9]*)?",),
+    matches=(rf"https?://{_HOST}(:{PORT})?(/[-._~%/A-Za-z0-9]*)?",),
     problem="is not the URL of a collector; write http:// or https://, a host and its port, such "
     "as http://otel-collector.monitoring.svc:4318",
     longest=2048,

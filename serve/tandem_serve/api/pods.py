@@ -107,12 +107,13 @@ _SUB_PATH: Final = TextFormat(
     longest=_LONGEST_PATH,
 )
 _HOST_LABEL: Final = "[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
-_PORT: Final = (
+PORT: Final = (
     "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 )
+"""Pattern of a TCP port."""
 # Ray takes rediss:// (TLS), too, but its certificates would have to be files in the head's image.
 _REDIS_ADDRESS: Final = TextFormat(
-    matches=(rf"(redis://)?{_HOST_LABEL}(\.{_HOST_LABEL})*:{_PORT}",),
+    matches=(rf"(redis://)?{_HOST_LABEL}(\.{_HOST_LABEL})*:{PORT}",),
     problem="is not the address of a Redis; write host:port or redis://host:port, such as "
     "redis.storage.svc:6379",
     longest=270,

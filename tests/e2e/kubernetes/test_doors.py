@@ -18,6 +18,8 @@ STRANGERS = "strangers"
 TALK = {"model": "tandem-tiny", "messages": held_out(1)[0].messages, "max_tokens": 4}
 GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 6379, 8080, 8000, 30000, 8404
 REPLICA_METRICS = 9464
+UNUSED = 81
+CALLER = "caller"
 # Connects, or says why not; a dropped packet is a time-out.
 CONNECT = """
 import socket, sys
@@ -74,22 +76,30 @@ def prometheus(tandem: Kubernetes) -> Iterator["Caller"]:
 class Caller:
     """A pod that tries doors."""
 
-    def __init__(self, kubernetes: Kubernetes, namespace: str) -> None:
+    def __init__(
+        self, kubernetes: Kubernetes, namespace: str, pod: str = CALLER, container: str = CALLER
+    ) -> None:
         self._kubernetes = kubernetes
         self._namespace = namespace
+        self._pod, self._container = pod, container
+
+    @property
+    def address(self) -> str:
+        pod = ("pod", self._pod, "-n", self._namespace)
+        return self._kubernetes.kubectl("get", *pod, "--output=jsonpath={.status.podIP}")
 
     def tries(self, address: str, port: int) -> str:
         """`open`, `refused` (no process listens there) or `closed`."""
         command = ["python3", "-c", CONNECT, address, str(port)]
         return self._kubernetes.kubectl(
-            "exec", "-n", self._namespace, "caller", "--", *command
+            "exec", "-n", self._namespace, self._pod, "-c", self._container, "--", *command
         ).strip()
 
 
 def a_caller(tandem: Kubernetes, namespace: str, labels: dict[str, str]) -> Iterator[Caller]:
     tandem.kubectl("create", "namespace", namespace)
     container = {
-        "name": "caller",
+        "name": CALLER,
         "image": "localhost/tandem/base:1",
         "imagePullPolicy": "Never",
         "command": ["sleep", "infinity"],
@@ -98,11 +108,13 @@ def a_caller(tandem: Kubernetes, namespace: str, labels: dict[str, str]) -> Iter
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": "caller", "namespace": namespace, "labels": labels},
+            "metadata": {"name": CALLER, "namespace": namespace, "labels": labels},
             "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
         }
     )
-    tandem.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/caller", "--timeout=60s")
+    tandem.kubectl(
+        "wait", "-n", namespace, "--for=condition=Ready", f"pod/{CALLER}", "--timeout=60s"
+    )
     yield Caller(tandem, namespace)
     tandem.kubectl("delete", "namespace", namespace)
 
@@ -175,6 +187,20 @@ def test_prometheus_reaches_the_metrics_and_not_the_dashboard(
     assert prometheus.tries(worker, REPLICA_METRICS) == "open"
     assert prometheus.tries(head, METRICS) == "open"
     assert prometheus.tries(head, DASHBOARD_PORT) == "closed"
+
+
+def test_pods_of_a_service_connect_to_their_own_and_to_no_stranger(
+    service: DeployedService, stranger: Caller, prometheus: Caller
+) -> None:
+    kubernetes = service.kubernetes
+    assert prometheus.tries(stranger.address, UNUSED) == "refused", "no packet is held up there"
+    for component, container in (("head", "ray-head"), ("worker", "ray-worker")):
+        pod = service.serving_pods(component)[0]["metadata"]["name"]
+        caller = Caller(kubernetes, NAMESPACE, pod, container)
+        # By its name: name servers are within reach, too.
+        assert caller.tries(f"{service.name}.{NAMESPACE}.svc", ENDPOINT) == "open"
+        assert caller.tries(head_address(service), GCS) == "open"
+        assert caller.tries(stranger.address, UNUSED) == "closed"
 
 
 def worker_address(service: DeployedService) -> str:

@@ -233,6 +233,8 @@ def test_the_chart_fills_the_settings_that_it_knows(helm: Helm) -> None:
     assert operator["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == "there"
     labels = only(helm.template(), "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert operator["podSelector"]["matchLabels"].items() <= labels.items()
+    other = settings(helm.template("--set", "networkPolicy.apiServerPorts={8443}"))
+    assert other["access"]["apiServerPorts"] == [8443]
 
 
 def test_no_peer_by_default_is_let_in_by_its_labels_alone(helm: Helm) -> None:

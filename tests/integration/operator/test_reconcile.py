@@ -140,10 +140,10 @@ def test_every_child_is_watched(namespace: Namespace, start_operator: StartOpera
     settle(namespace, operator)
 
     namespace.kubectl("delete", "networkpolicy/tiny-head", "pdb/tiny")
-    namespace.patch("networkpolicy", "tiny-worker", {"spec": {"policyTypes": ["Egress"]}})
+    namespace.patch("networkpolicy", "tiny-worker", {"spec": {"policyTypes": ["Ingress"]}})
 
     until(lambda: children_of("tiny") <= set(namespace.children("tiny")), "they are back")
-    until(lambda: policy_types(namespace) == ["Ingress"], "it is as it was")
+    until(lambda: policy_types(namespace) == ["Ingress", "Egress"], "it is as it was")
 
 
 def policy_types(namespace: Namespace) -> Any:

@@ -18,6 +18,10 @@ def bad_traces() -> Iterator[Bad]:
         "http://collector:4318/?a=b",
         "http://collector:4318/#a",
         "http://collector :4318",
+        "http://collector:0",
+        "http://collector:65536",
+        "http://a:b",
+        "http://:4318",
         "http://collector:4318\n",
     ):
         yield wrong_value(f"{TRACING}.endpoint", endpoint, "is not the URL of a collector; write")

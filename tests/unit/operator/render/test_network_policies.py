@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from tandem_operator.render.settings import OperatorSettings
-from tests.unit.operator.render.services import one, rendered
+from tests.unit.operator.render.services import SMALLEST, one, rendered
 
 HERE: Final = "models"
 """The service's namespace."""
@@ -125,7 +125,7 @@ def test_a_policy_is_about_the_pods_of_its_kind(component: str) -> None:
         "serving.tandem.dev/service": "tiny",
         "app.kubernetes.io/component": component,
     }
-    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_an_empty_list_of_peers_lets_no_peer_in() -> None:
@@ -143,6 +143,93 @@ def test_an_empty_list_of_peers_lets_no_peer_in() -> None:
     assert not may_connect(policy, PROMETHEUS, METRICS)
     assert not may_connect(policy, PROMETHEUS, REPLICA)
     assert all(rule["from"] for rule in policy["spec"]["ingress"])
+
+
+def may_leave(policy: Any, peer: Caller, port: int, protocol: str = "TCP") -> bool:
+    return any(
+        _opens(rule, port, protocol)
+        and ("to" not in rule or any(_names_pod(named, peer) for named in rule["to"]))
+        for rule in policy["spec"]["egress"]
+    )
+
+
+def _opens(rule: Any, port: int, protocol: str) -> bool:
+    ports = rule.get("ports", [{"protocol": protocol, "port": port}])
+    return {"protocol": protocol, "port": port} in ports
+
+
+TRACED: Final = {"observability": {"tracing": {"endpoint": "http://collector.obs.svc:4318"}}}
+STORED: Final = {
+    "runtime": {"gcsFaultToleranceOptions": {"redisAddress": "redis://store.redis.svc:6380"}}
+}
+API, TRACES, STORE = 6443, 4318, 6380
+
+
+@pytest.mark.parametrize(
+    ("component", "spec", "port", "let_out"),
+    [
+        ("worker", SMALLEST, 443, False),
+        ("worker", SMALLEST, API, False),
+        ("worker", SMALLEST, TRACES, False),
+        ("worker", TRACED, TRACES, True),
+        ("worker", TRACED, 80, False),
+        ("worker", STORED, STORE, False),
+        ("head", SMALLEST, 443, True),
+        ("head", SMALLEST, API, True),
+        ("head", SMALLEST, 80, False),
+        ("head", SMALLEST, 6379, False),
+        ("head", TRACED, TRACES, False),
+        ("head", STORED, STORE, True),
+    ],
+)
+def test_a_way_out(component: str, spec: dict[str, Any], port: int, *, let_out: bool) -> None:
+    policy = one(rendered(spec), "NetworkPolicy", f"tiny-{component}")
+
+    assert may_leave(policy, STRANGER, port) is let_out
+    assert not may_leave(policy, STRANGER, port, "UDP")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://a", 80), ("https://a/x", 443), ("https://[::1]:4317", 4317)]
+)
+def test_traces_go_out_by_the_port_of_their_url(endpoint: str, port: int) -> None:
+    spec = {"observability": {"tracing": {"endpoint": endpoint}}}
+
+    assert may_leave(one(rendered(spec), "NetworkPolicy", "tiny-worker"), STRANGER, port)
+
+
+@pytest.mark.parametrize("component", ["head", "worker"])
+def test_names_and_the_own_pods_are_always_within_reach(component: str) -> None:
+    policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
+
+    for port in (53, 5353):
+        assert may_leave(policy, STRANGER, port, "UDP")
+        assert may_leave(policy, STRANGER, port, "TCP")
+    for port in (GCS, SERVE, 30000):
+        assert may_leave(policy, replace(OWN, namespace=HERE), port)
+        assert not may_leave(policy, OWN, port)
+        assert not may_leave(policy, replace(OTHER, namespace=HERE), port)
+
+
+@pytest.mark.parametrize("component", ["head", "worker"])
+def test_the_settings_name_further_destinations_and_the_ports_of_the_api(component: str) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}]
+    settings = OperatorSettings.model_validate(
+        {
+            "allowHostPath": True,
+            "replica": {"image": "registry.test/replica:1"},
+            "access": {"destinations": peers, "apiServerPorts": [8443]},
+        },
+        by_alias=True,
+    )
+
+    policy = one(rendered(under=settings), "NetworkPolicy", f"tiny-{component}")
+
+    assert may_leave(policy, STRANGER, 80)
+    assert not may_leave(policy, replace(STRANGER, namespace="third"), 80)
+    is_head = component == "head"
+    assert may_leave(policy, replace(STRANGER, namespace="third"), 8443) is is_head
+    assert not may_leave(policy, replace(STRANGER, namespace="third"), API)
 
 
 @pytest.mark.parametrize(("replicas", "available"), [(1, 0), (2, 1), (4, 3)])
