@@ -5,7 +5,7 @@ A stand-in for Grafana's own: same queries, same legends, same order of panels.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,16 @@ _UNITS: Final[Mapping[str, tuple[float, str]]] = {
     "s": (1, "s"),
     "reqps": (1, "requests/s"),
     "ops": (1, "/s"),
+}
+
+# Grafana's colours as matplotlib has them.
+_COLORS: Final[Mapping[str, str]] = {
+    "green": "tab:green",
+    "blue": "tab:blue",
+    "purple": "tab:purple",
+    "orange": "tab:orange",
+    "yellow": "gold",
+    "red": "tab:red",
 }
 
 Series = tuple[str, list[float], list[float]]
@@ -149,10 +159,11 @@ def _draw_panel(
     axes: Axes, panel: Mapping[str, Any], found: list[Series], shown: DrawnTime
 ) -> None:
     defaults = panel["fieldConfig"]["defaults"]
+    colors = _colors(panel)
     factor, unit = _UNITS.get(defaults.get("unit", ""), (1, ""))
     axes.set_title(panel["title"] + (f" [{unit}]" if unit else ""), fontsize=9)
     if panel["type"] == "stat":
-        _draw_stat(axes, found, factor, unit)
+        _draw_stat(axes, found, factor, unit, defaults.get("thresholds"))
         return
     is_stacked = (defaults.get("custom") or {}).get("stacking", {}).get("mode") == "normal"
     below: dict[float, float] = {}
@@ -163,9 +174,11 @@ def _draw_panel(
             floor = [below.get(one, 0.0) for one in times]
             top = [low + value for low, value in zip(floor, scaled, strict=True)]
             below.update(zip(times, top, strict=True))
-            axes.fill_between(moments, floor, top, label=name, alpha=0.6, linewidth=0)
+            axes.fill_between(
+                moments, floor, top, label=name, alpha=0.6, linewidth=0, color=colors(name)
+            )
         else:
-            axes.plot(moments, scaled, label=name, linewidth=1.2)
+            axes.plot(moments, scaled, label=name, linewidth=1.2, color=colors(name))
     axes.set_xlim(_moment(shown.start), _moment(shown.end))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(
@@ -177,11 +190,36 @@ def _draw_panel(
         axes.legend(fontsize=6, loc="best")
 
 
-def _draw_stat(axes: Axes, found: list[Series], factor: float, unit: str) -> None:
+def _colors(panel: Mapping[str, Any]) -> Callable[[str], str | None]:
+    """Return the colours that a panel's overrides give its series; None: the next of the cycle."""
+    overrides = [
+        (override["matcher"]["options"].strip("/"), entry["value"]["fixedColor"])
+        for override in panel["fieldConfig"].get("overrides", ())
+        for entry in override["properties"]
+        if entry["id"] == "color"
+    ]
+
+    def color_of(name: str) -> str | None:
+        matching = (color for pattern, color in overrides if re.match(pattern, name))
+        return _COLORS.get(next(matching, ""))
+
+    return color_of
+
+
+def _draw_stat(
+    axes: Axes,
+    found: list[Series],
+    factor: float,
+    unit: str,
+    thresholds: Mapping[str, Any] | None,
+) -> None:
     axes.set_axis_off()
     last = [values[-1] for _, _, values in found if values]
     text = ", ".join(f"{factor * value:.3g} {unit}".strip() for value in last) or "–"
-    axes.text(0.5, 0.45, text, ha="center", va="center", fontsize=18)
+    steps = thresholds["steps"] if thresholds and last else []
+    passed = [step["color"] for step in steps if step["value"] is None or last[0] >= step["value"]]
+    color = _COLORS[passed[-1]] if passed else "black"
+    axes.text(0.5, 0.45, text, ha="center", va="center", fontsize=18, color=color)
 
 
 def _moment(seconds: float) -> Any:

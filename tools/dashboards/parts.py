@@ -1,7 +1,7 @@
 """Panels, variables and annotations, as all dashboards have them."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -19,6 +19,9 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DataSourceRef,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
     VariableRefresh,
 )
 
@@ -52,6 +55,11 @@ class Panel:
     is_stat: bool = False
     is_stacked: bool = False
     width: int = _THIRD
+    colors: Mapping[str, str] = field(default_factory=dict)
+    """Colours (green, blue, purple, orange, yellow, red) by a pattern of names of series."""
+
+    good_from: float | None = None
+    """Value from which on a single value is green; below it is red. None: it has no colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +102,23 @@ class Board:
     annotations: tuple[Annotation, ...] = ()
 
 
-def stat(title: str, *queries: Query, unit: str = "short", text: str = "") -> Panel:
+def stat(
+    title: str,
+    *queries: Query,
+    unit: str = "short",
+    text: str = "",
+    good_from: float | None = None,
+) -> Panel:
     """Return a panel of single values."""
-    return Panel(title=title, queries=queries, unit=unit, text=text, is_stat=True, width=_STAT)
+    return Panel(
+        title=title,
+        queries=queries,
+        unit=unit,
+        text=text,
+        is_stat=True,
+        width=_STAT,
+        good_from=good_from,
+    )
 
 
 def lines(
@@ -106,10 +128,17 @@ def lines(
     text: str = "",
     is_stacked: bool = False,
     width: int = _THIRD,
+    colors: Mapping[str, str] | None = None,
 ) -> Panel:
     """Return a panel of lines over time."""
     return Panel(
-        title=title, queries=queries, unit=unit, text=text, is_stacked=is_stacked, width=width
+        title=title,
+        queries=queries,
+        unit=unit,
+        text=text,
+        is_stacked=is_stacked,
+        width=width,
+        colors=colors or {},
     )
 
 
@@ -166,19 +195,26 @@ def _annotation(annotation: Annotation) -> builders.AnnotationQuery:
 
 
 def _panel(panel: Panel) -> StatPanel | TimeseriesPanel:
-    built = _stat() if panel.is_stat else _lines(panel)
+    built = _stat(panel.good_from) if panel.is_stat else _lines(panel)
     built = built.title(panel.title).datasource(SOURCE).unit(panel.unit).span(panel.width)
     if panel.text:
         built = built.description(panel.text)
+    for pattern, color in panel.colors.items():
+        fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
+        built = built.override_by_regexp(f"/^(?:{pattern})$/", [fixed])
     for query in _targets(panel.queries, is_instant=panel.is_stat):
         built = built.with_target(query)
     return built
 
 
-def _stat() -> StatPanel:
+def _stat(good_from: float | None) -> StatPanel:
     last = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
-    built = StatPanel().height(_STAT_HEIGHT).reduce_options(last)
-    return built.color_mode(BigValueColorMode.NONE).no_value("–")
+    built = StatPanel().height(_STAT_HEIGHT).reduce_options(last).no_value("–")
+    if good_from is None:
+        return built.color_mode(BigValueColorMode.NONE)
+    steps = [Threshold(value=None, color="red"), Threshold(value=good_from, color="green")]
+    thresholds = builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+    return built.color_mode(BigValueColorMode.VALUE).thresholds(thresholds)
 
 
 def _lines(panel: Panel) -> TimeseriesPanel:

@@ -39,6 +39,27 @@ def _latency(histogram: str, target: str) -> tuple[Query, ...]:
     )
 
 
+_MET: Final = {
+    "met": "green",
+    "ttft": "orange",
+    "tpot": "yellow",
+    "both": "red",
+    "failed": "purple",
+}
+_CODES: Final = {"2..": "green", "4..|refused slots": "orange", "5..": "red"}
+_TARGET: Final = {"target": "red", "without load": "purple"}
+_KEPT: Final = {DecisionReason.WITHIN_TARGETS, DecisionReason.NO_TRAFFIC}
+_FEWER: Final = {DecisionReason.UNDERUSED, DecisionReason.STABILIZING, DecisionReason.AT_MINIMUM}
+
+
+def _reason_colors() -> dict[str, str]:
+    """Green: targets are kept; blue: fewer would do; orange: more are added; red: what is wrong."""
+    others = set(DecisionReason) - _KEPT - _FEWER
+    more = {reason for reason in others if not reason.is_hold}
+    colors = {"green": _KEPT, "blue": _FEWER, "orange": more, "red": others - more}
+    return {"|".join(sorted(reasons)): color for color, reasons in colors.items()}
+
+
 def _decisions() -> str:
     total = (
         "sum by (reason) (tandem_operator_autoscaler_decisions_total"
@@ -88,10 +109,16 @@ BOARD: Final = Board(
                     "Budget left: TTFT",
                     Query(budget_left("ttft")),
                     unit="percentunit",
+                    good_from=0.0,
                     text="Share of the requests that may miss the target within the time shown "
                     "and have not. Below 0 the target is broken.",
                 ),
-                stat("Budget left: TPOT", Query(budget_left("tpot")), unit="percentunit"),
+                stat(
+                    "Budget left: TPOT",
+                    Query(budget_left("tpot")),
+                    unit="percentunit",
+                    good_from=0.0,
+                ),
                 stat(
                     "Replicas desired",
                     Query(f"max(tandem_operator_autoscaler_desired_replicas{{{OPERATOR}}})"),
@@ -104,14 +131,16 @@ BOARD: Final = Board(
                     "TTFT",
                     *_latency(_TTFT, "ttft"),
                     unit="s",
+                    colors=_TARGET,
                     text="Above the target without load, no number of replicas keeps it.",
                 ),
-                lines("TPOT", *_latency(_TPOT, "tpot"), unit="s"),
+                lines("TPOT", *_latency(_TPOT, "tpot"), unit="s", colors=_TARGET),
                 lines(
                     "Requests by the targets that they met",
                     Query(per_second("tandem_slo_requests_total", SERVICE, "result"), "{{result}}"),
                     unit="reqps",
                     is_stacked=True,
+                    colors=_MET,
                     text="met is the goodput.",
                 ),
                 lines(
@@ -145,6 +174,7 @@ BOARD: Final = Board(
                         per_second("tandem_http_requests_refused_total", SERVICE), "refused slots"
                     ),
                     unit="reqps",
+                    colors=_CODES,
                 ),
             ),
         ),
@@ -160,6 +190,7 @@ BOARD: Final = Board(
                         "predicted capacity",
                     ),
                     unit="reqps",
+                    colors={"arrivals": "blue", "ended well": "green", "predicted capacity": "red"},
                     text="Arrivals above the capacity that the replicas predict of themselves will "
                     "miss targets.",
                 ),
@@ -232,6 +263,7 @@ BOARD: Final = Board(
                         "{{reason}}",
                     ),
                     is_stacked=True,
+                    colors=_reason_colors(),
                     text="Decisions a minute. Most of them hold.",
                 ),
                 lines(
