@@ -21,6 +21,7 @@ LEAVES_NOTHING: Final = ("integration/operator",)
 _TESTS: Final = Path(__file__).parent
 _KINDS: Final = ("isvc", "rayservices", "rayclusters", "pods")
 _EVENTS: Final = 40
+_WARNINGS: Final = 30
 _WORDS: Final = "--request-timeout=10s"
 
 
@@ -89,18 +90,41 @@ def pytest_runtest_makereport(
 
 
 def describe(cluster: Cluster) -> str:
-    """Return a cluster's objects as kubectl prints them, with the operator's last log lines."""
+    """Return a cluster's objects as kubectl prints them, with the last log lines of the operator
+    and the last warnings of each Ray."""
     told = [_kubectl(cluster, "get", kind, "-A", "-o", "wide") for kind in _KINDS]
     told.append(_kubectl(cluster, "get", "isvc", "-A", "-o", "yaml"))
     events = _kubectl(cluster, "get", "events", "-A", "--sort-by=.lastTimestamp").splitlines()
     told.append("\n".join(events[-_EVENTS:]))
     selector = "--selector=app.kubernetes.io/name=tandem-operator"
     told.append(_kubectl(cluster, "logs", "-n", "tandem-system", selector, "--tail=40"))
+    told += (_ray_warnings(cluster, head) for head in _heads(cluster))
     return "\n\n".join(told)
+
+
+def _heads(cluster: Cluster) -> list[str]:
+    """The Ray heads that run, as `namespace pod`."""
+    columns = "--output=custom-columns=:metadata.namespace,:metadata.name"
+    selector = "--selector=ray.io/node-type=head"
+    lines = _kubectl(cluster, "get", "pods", "-A", selector, columns, "--no-headers").splitlines()
+    return [line for line in lines if len(line.split()) == 2]
+
+
+def _ray_warnings(cluster: Cluster, head: str) -> str:
+    """What Serve's controller and Ray's control plane have warned of: whom they took for dead."""
+    namespace, pod = head.split()[:2]
+    script = (
+        "cd /tmp/ray/session_latest/logs && grep -hE 'WARN|ERROR| [WE] ' serve/controller* "
+        f"gcs_server.* | tail -n {_WARNINGS}"
+    )
+    text = _kubectl(
+        cluster, "exec", "-n", namespace, pod, "-c", "ray-head", "--", "sh", "-c", script
+    )
+    return f"warnings of Ray in {pod}:\n{text}"
 
 
 def _kubectl(cluster: Cluster, *arguments: str) -> str:
     try:
-        return cluster.kubectl(*arguments, _WORDS).strip()
+        return cluster.kubectl(_WORDS, *arguments).strip()
     except ClusterError as error:
         return str(error)

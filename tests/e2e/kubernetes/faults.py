@@ -59,6 +59,20 @@ def processes_of(cluster: Cluster, pod_uids: Collection[str]) -> list[str]:
     return cluster.run(["sh", "-c", script]).stdout.split()
 
 
+def replicas_in(cluster: Cluster, pods: Sequence[dict[str, Any]]) -> set[str]:
+    """The ids, on the node, of the processes that are replicas in these pods."""
+    uids = [pod["metadata"]["uid"] for pod in pods]
+    ids = [path.split("/")[2] for path in processes_of(cluster, uids)]
+    script = 'for id; do grep -qa ServeReplica "/proc/$id/cmdline" && echo "$id"; done'
+    return {*cluster.run(["sh", "-c", script, "sh", *ids]).stdout.split()}
+
+
+def stop_replica(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """SIGSTOP for the replica in a pod: it hangs, while Ray and HAProxy run on."""
+    done = cluster.run(["kill", "-STOP", *replicas_in(cluster, [pod])])
+    assert done.returncode == 0, f"no replica was there to stop: {done.stderr}"
+
+
 def kill_pods(
     service: DeployedService, cluster: Cluster, pods: Sequence[dict[str, Any]]
 ) -> set[str]:

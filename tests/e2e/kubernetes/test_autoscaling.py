@@ -19,7 +19,11 @@ import pytest
 
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.bursts import Bursts, bursts
-from tests.e2e.kubernetes.harness import OperatorProcess
+from tests.e2e.kubernetes.faults import replicas_in, stop_replica
+from tests.e2e.kubernetes.harness import (
+    NAMESPACE,
+    OperatorProcess,
+)
 from tests.e2e.kubernetes.lying_exporter import NAME, LyingExporter
 from tests.e2e.kubernetes.prometheus import Prometheus, monitored_values, selector
 from tests.e2e.kubernetes.scaled import (
@@ -58,13 +62,13 @@ class Case:
     one_s: float
 
 
-def follows_its_slo(one_s: float) -> Any:
+def follows_its_slo(one_s: float, min_replicas: int = 1) -> Any:
     def change(document: dict[str, Any]) -> None:
         one_at_a_time(document)
         document["spec"]["slo"] = slo_between(one_s)
         document["spec"]["scaling"] = {
             "mode": "Auto",
-            "minReplicas": 1,
+            "minReplicas": min_replicas,
             "maxReplicas": MAX_REPLICAS,
             "behavior": {
                 "scaleUp": {"stabilizationWindowSeconds": 10, "maxStep": 1},
@@ -245,6 +249,84 @@ async def test_the_operator_is_killed_in_the_middle_of_a_decision(
                 await in_thread(lambda: holds(case, prometheus))
             await calms_down(service, load)
     assert_no_double_step(numbers.seen())
+
+
+async def test_one_replica_that_hangs_is_replaced_and_adds_none(
+    case: Case, cluster: Cluster, times: Times, tmp_path: Path
+) -> None:
+    """One of two replicas hangs under a load that one carries; its requests are lost."""
+    service = case.service
+    service.apply(follows_its_slo(case.one_s, min_replicas=2))
+    await in_thread(lambda: service.wait_for_desired(lambda n: n == 2, "2"))
+    await in_thread(service.wait_settled)
+    hung, _ = service.pods()
+    before = replicas_in(cluster, service.pods())
+    try:
+        with watched(service.kubernetes, service, tmp_path) as numbers:
+            async with bursts(service.url, size=SMALL, may_fail=True) as load:
+                await in_thread(lambda: stop_replica(cluster, hung))
+                with times.measure("one of two replicas hangs → another answers in its place"):
+                    await in_thread(lambda: is_replaced(service, cluster, before))
+                answered = load.answered
+                while load.answered < answered + LARGE:
+                    await asyncio.sleep(0.1)
+        assert {desired for desired, _ in numbers.seen()} == {2}, service.told()
+    finally:
+        service.apply(follows_its_slo(case.one_s))
+        await in_thread(lambda: service.wait_for_desired(lambda n: n == 1, "1"))
+        await in_thread(service.wait_settled)
+
+
+def is_replaced(service: ScaledService, cluster: Cluster, before: set[str]) -> None:
+    """Wait until both replicas answer and one of them is another process."""
+    wait_for(
+        lambda: len(now := replicas_in(cluster, service.pods())) == 2 and bool(now - before),
+        f"a replica of {service.name} is another one",
+        instead=service.told,
+    )
+    service.wait_ready()
+
+
+async def test_a_replica_that_gets_no_pod_is_waited_for_once_and_named(
+    case: Case, times: Times
+) -> None:
+    service = case.service
+    pods = service.kubernetes.list("pods")
+    service.kubernetes.apply(pods_at_most(len(pods)))
+    try:
+        async with bursts(service.url, size=SMALL) as load:
+            await in_thread(lambda: service.wait_for_reason("WithinTargets", "AtMinimum"))
+            load.size = LARGE
+            await in_thread(lambda: service.wait_for_desired(lambda n: n > 1, "more than 1"))
+            with times.measure("a replica gets no pod → the condition says so"):
+                await in_thread(lambda: is_overdue(service))
+            service.kubernetes.kubectl("delete", "resourcequota", QUOTA)
+            with times.measure("… → there is room again, and all answer"):
+                await in_thread(service.wait_settled)
+            await calms_down(service, load)
+    finally:
+        service.kubernetes.kubectl("delete", "resourcequota", QUOTA, "--ignore-not-found")
+
+
+QUOTA = "no-more-pods"
+
+
+def pods_at_most(count: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": QUOTA, "namespace": NAMESPACE},
+        "spec": {"hard": {"pods": str(count)}},
+    }
+
+
+def is_overdue(service: ScaledService) -> None:
+    wait_for(
+        lambda: service.condition("CapacityAvailable").get("reason") == "ReplicasOverdue",
+        f"{service.name} says that a replica has not come",
+        instead=service.told,
+    )
+    assert "that has no pod" in service.condition("CapacityAvailable")["message"]
 
 
 def assert_no_double_step(seen: list[tuple[int, int]]) -> None:
