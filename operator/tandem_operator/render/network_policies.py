@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from tandem_operator.k8s import names
 from tandem_operator.render.head_store import store_of
@@ -119,8 +118,10 @@ def _trace_ports(service: InferenceService) -> list[int]:
     tracing = service.spec.observability.tracing
     if tracing is None:
         return []
-    url = urlsplit(tracing.endpoint)
-    return [url.port or _DEFAULT_PORTS[url.scheme]]
+    # urlsplit refuses addresses in brackets that are none, and a policy needs no address.
+    scheme, _, rest = tracing.endpoint.partition("://")
+    port = rest.partition("/")[0].rpartition(":")[2]
+    return [int(port) if port.isdecimal() else _DEFAULT_PORTS[scheme]]
 
 
 def _store_ports(service: InferenceService, settings: OperatorSettings) -> list[int]:

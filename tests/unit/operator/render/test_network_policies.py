@@ -190,7 +190,15 @@ def test_a_way_out(component: str, spec: dict[str, Any], port: int, *, let_out: 
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "port"), [("http://a", 80), ("https://a/x", 443), ("https://[::1]:4317", 4317)]
+    ("endpoint", "port"),
+    [
+        ("http://a", 80),
+        ("https://a/x", 443),
+        ("http://a:4318/x", 4318),
+        ("https://[::1]", 443),
+        ("https://[::1]:4317", 4317),
+        ("http://[.]:4317", 4317),
+    ],
 )
 def test_traces_go_out_by_the_port_of_their_url(endpoint: str, port: int) -> None:
     spec = {"observability": {"tracing": {"endpoint": endpoint}}}
