@@ -209,6 +209,13 @@ AREAS: Final = (
             "integration/cluster/test_keda.py",
         ),
         code=("operator/tandem_operator/scaling_law", "operator/tandem_operator/autoscaler"),
+        minutes=14,
+    ),
+    Area(
+        name="autoscaling-faults",
+        holds="The autoscaler while Prometheus, its figures, the operator or a replica fail",
+        paths=("e2e/kubernetes/test_autoscaling_faults.py",),
+        code=("operator/tandem_operator/scaling_law", "operator/tandem_operator/autoscaler"),
         minutes=20,
     ),
     Area(

@@ -330,6 +330,7 @@ class Autoscaler:
             _log.info("%s: the loads of the last hour stay unknown: %s", view.key, error)
             return
         memory.history = memory.history.with_loads(past)
+        _log.info("%s: Prometheus knows %d loads of the last hour", view.key, len(past))
 
     async def _decide(self, view: _View, measured: Measured) -> ExplainedDecision:
         """Decide; for more replicas once more, within the room on the nodes."""

@@ -1,5 +1,6 @@
 """KubeRay and Tandem, installed as `make up` does it, on a Kubernetes of the tests' own."""
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,14 @@ import pytest
 
 from tests.e2e.kubernetes.harness import Checkpoint, OperatorProcess
 from tests.e2e.kubernetes.prometheus import Prometheus, monitored_values
+from tests.e2e.kubernetes.scaled import (
+    SETTINGS,
+    WINDOW_S,
+    ScaledService,
+    one_at_a_time,
+    seconds_of_one,
+)
+from tests.e2e.kubernetes.scaled_case import Case, Release, follows_its_slo
 from tests.figures import Times
 from tests.tiny import TINY
 from tools.cluster import Cluster, kuberay, monitoring
@@ -43,6 +52,36 @@ def prometheus(cluster: Cluster, tandem: Kubernetes, times: Times) -> Prometheus
     with times.measure("Tandem upgraded, which finds them"):
         install_tandem(tandem, monitored_values(cluster), SILENT)
     return Prometheus(tandem)
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster, prometheus: Prometheus) -> Release:
+    """The release, installed."""
+    values = monitored_values(cluster)
+    values["settings"]["autoscaling"] = {
+        **SETTINGS,
+        "prometheus": {"url": monitoring.PROMETHEUS_URL},
+    }
+    release = Release(prometheus.kubernetes, values)
+    release.install()
+    return release
+
+
+@pytest.fixture(scope="module")
+def case(release: Release, prometheus: Prometheus, times: Times) -> Iterator[Case]:
+    """A service with one replica whose target a small burst keeps and a large one misses."""
+    service = ScaledService(release.kubernetes, "scaled")
+    service.apply(one_at_a_time)
+    service.wait_ready()
+    one_s = asyncio.run(seconds_of_one(service))
+    times.figures.say(times.section, f"{one_s:8.3f} s  one answer of {service.name}")
+    prometheus.wait_scraped(service, 1)
+    prometheus.wait_quiet(service, WINDOW_S)
+    service.apply(follows_its_slo(one_s))
+    service.wait_ready()
+    yield Case(service, one_s)
+    service.delete()
+    service.wait_gone()
 
 
 @pytest.fixture

@@ -188,6 +188,12 @@ class OperatorProcess:
         """Processes of the operator, by the node's numbers."""
         return set(self.cluster.run(["pgrep", "-f", "bin/tandem-operator"]).stdout.split())
 
+    def log(self) -> str:
+        """What it has logged since its process began."""
+        selector = "--selector=app.kubernetes.io/name=tandem-operator"
+        namespace = f"--namespace={OPERATOR_NAMESPACE}"
+        return self.kubernetes.kubectl("logs", namespace, selector, "--tail=-1")
+
     def wait_until_available(self) -> None:
         wait_for(lambda: bool(self.pids()), "the operator runs")
         self.kubernetes.kubectl(
