@@ -291,9 +291,9 @@ class AutoscalingSettings(Model):
     window_seconds: Annotated[int, Field(ge=10, le=3600)] = 60
     """Window of latencies and rates; at least four times the interval of the scrapes."""
 
-    check_nodes: bool = True
-    """Ask for no replica that no node can hold. Switch it off where a cluster autoscaler adds nodes
-    for pods that wait."""
+    check_nodes: bool = False
+    """Ask for no replica that no node can hold. Not where a cluster autoscaler adds nodes: it does
+    so for pods that wait."""
 
 
 class OperatorSettings(Model):

@@ -22,8 +22,6 @@ UNSEEN: Final = {
     # Asked for by the admission plugin, within the request that makes the object; the next test
     # shows what happens without.
     Right(SERVICES, "inferenceservices/finalizers", "update"),
-    # A service in mode Auto that grows, for which there would have to be a Prometheus.
-    Right("", "nodes", "list"),
     # A Kubernetes without the Prometheus operator has no such kind.
     *(
         Right("monitoring.coreos.com", "prometheusrules", verb)

@@ -270,13 +270,18 @@ def test_with_names_there_is_a_role_in_each_namespace_and_no_cluster_role(helm: 
     assert settings(objects)["namespaces"] == ["a", "b"]
 
 
-def test_a_role_of_a_namespace_allows_what_the_cluster_role_does_but_nodes(helm: Helm) -> None:
-    everywhere = only(helm.template(), "ClusterRole", "tandem-operator")
-    here = only(helm.template("--set", "namespaces={a}"), "Role", "tandem-operator")
+@pytest.mark.parametrize("checks_nodes", [False, True])
+def test_a_role_of_a_namespace_allows_what_the_cluster_role_does_but_nodes(
+    helm: Helm, checks_nodes: bool
+) -> None:
+    values = [{"settings": {"autoscaling": {"checkNodes": checks_nodes}}}]
+    everywhere = only(helm.template(values=values), "ClusterRole", "tandem-operator")
+    there = helm.template("--set", "namespaces={a}", values=values)
+    here = only(there, "Role", "tandem-operator")
 
     # No role of a namespace can allow nodes: the room for replicas is unknown there.
-    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
-    assert [*here["rules"], nodes] == everywhere["rules"]
+    nodes = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    assert here["rules"] + (nodes if checks_nodes else []) == everywhere["rules"]
 
 
 def test_no_role_deletes_anything(helm: Helm) -> None:

@@ -278,6 +278,7 @@ async def test_one_replica_that_differs_leaves_the_others_in_trust(world: World)
 
 
 async def test_no_replica_is_asked_for_that_no_node_can_hold(world: World) -> None:
+    world.settings = {"checkNodes": True}
     world.api.put(with_status(service(), desiredReplicas=2))
     world.api.nodes = [ready_node("4", "20Gi")]
     world.load(OVERLOAD)
@@ -296,6 +297,7 @@ async def test_no_replica_is_asked_for_that_no_node_can_hold(world: World) -> No
 
 
 async def test_without_the_right_to_see_nodes_their_room_is_unknown(world: World) -> None:
+    world.settings = {"checkNodes": True}
     world.api.put(with_status(service(), desiredReplicas=2))
     world.api.answers_nodes = False
     world.load(OVERLOAD)
@@ -305,8 +307,7 @@ async def test_without_the_right_to_see_nodes_their_room_is_unknown(world: World
     assert world.scaling["desiredReplicas"] == 5
 
 
-async def test_the_check_of_the_nodes_can_be_left_out(world: World) -> None:
-    world.settings = {"checkNodes": False}
+async def test_nodes_are_not_asked_by_default_since_more_of_them_may_come(world: World) -> None:
     world.api.put(with_status(service(), desiredReplicas=2))
     world.api.nodes = [ready_node("1", "1Gi")]
     world.load(OVERLOAD)
