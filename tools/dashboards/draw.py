@@ -103,7 +103,7 @@ def draw_board(
         for _, times, _ in ask(prometheus, query, shown)
         for moment in _beginnings(times, 1.5 * shown.step_s)
     ]
-    grid = figure.subplots(len(rows), _COLUMNS, squeeze=False, height_ratios=heights).flat
+    grid = [*figure.subplots(len(rows), _COLUMNS, squeeze=False, height_ratios=heights).flat]
     for axes, panel in zip(grid, drawn, strict=False):
         found = [
             one
@@ -114,7 +114,7 @@ def draw_board(
         if panel["type"] != "stat":
             for moment in marks:
                 axes.axvline(_moment(moment), color="tab:blue", linewidth=0.3, alpha=0.4)
-    for axes in list(grid)[len(drawn) :]:
+    for axes in grid[len(drawn) :]:
         axes.set_axis_off()
     return figure
 
@@ -175,10 +175,10 @@ def _draw_panel(
             top = [low + value for low, value in zip(floor, scaled, strict=True)]
             below.update(zip(times, top, strict=True))
             axes.fill_between(
-                moments, floor, top, label=name, alpha=0.6, linewidth=0, color=colors(name)
+                moments, floor, top, label=name, alpha=0.6, linewidth=0, **colors(name)
             )
         else:
-            axes.plot(moments, scaled, label=name, linewidth=1.2, color=colors(name))
+            axes.plot(moments, scaled, label=name, linewidth=1.2, **colors(name))
     axes.set_xlim(_moment(shown.start), _moment(shown.end))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(
@@ -190,8 +190,11 @@ def _draw_panel(
         axes.legend(fontsize=6, loc="best")
 
 
-def _colors(panel: Mapping[str, Any]) -> Callable[[str], str | None]:
-    """Return the colours that a panel's overrides give its series; None: the next of the cycle."""
+def _colors(panel: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """Return the colours that a panel's overrides give its series, as matplotlib's argument.
+
+    Without one there is no argument: None would end matplotlib's cycle of colours.
+    """
     overrides = [
         (override["matcher"]["options"].strip("/"), entry["value"]["fixedColor"])
         for override in panel["fieldConfig"].get("overrides", ())
@@ -199,9 +202,10 @@ def _colors(panel: Mapping[str, Any]) -> Callable[[str], str | None]:
         if entry["id"] == "color"
     ]
 
-    def color_of(name: str) -> str | None:
+    def color_of(name: str) -> dict[str, Any]:
         matching = (color for pattern, color in overrides if re.match(pattern, name))
-        return _COLORS.get(next(matching, ""))
+        color = next(matching, None)
+        return {} if color is None else {"color": _COLORS[color]}
 
     return color_of
 

@@ -49,14 +49,19 @@ _MET: Final = {
 _CODES: Final = {"2..": "green", "4..|refused slots": "orange", "5..": "red"}
 _TARGET: Final = {"target": "red", "without load": "purple"}
 _KEPT: Final = {DecisionReason.WITHIN_TARGETS, DecisionReason.NO_TRAFFIC}
-_FEWER: Final = {DecisionReason.UNDERUSED, DecisionReason.STABILIZING, DecisionReason.AT_MINIMUM}
+_QUIET: Final = {
+    DecisionReason.UNDERUSED,
+    DecisionReason.STABILIZING,
+    DecisionReason.AT_MINIMUM,
+    DecisionReason.TOO_FEW_SAMPLES,
+}
 
 
 def _reason_colors() -> dict[str, str]:
-    """Green: targets are kept; blue: fewer would do; orange: more are added; red: what is wrong."""
-    others = set(DecisionReason) - _KEPT - _FEWER
-    more = {reason for reason in others if not reason.is_hold}
-    colors = {"green": _KEPT, "blue": _FEWER, "orange": more, "red": others - more}
+    """Green: targets are kept; blue: nothing urgent; orange: replicas are added; red: a fault."""
+    others = set(DecisionReason) - _KEPT - _QUIET
+    more = {reason for reason in others if not reason.is_hold} | {DecisionReason.REPLICAS_STARTING}
+    colors = {"green": _KEPT, "blue": _QUIET, "orange": more, "red": others - more}
     return {"|".join(sorted(reasons)): color for color, reasons in colors.items()}
 
 
