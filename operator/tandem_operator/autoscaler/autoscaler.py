@@ -300,14 +300,13 @@ class Autoscaler:
         )
 
     def _scope(self, view: _View) -> Scope:
-        slo, settings = view.service.spec.slo, self._settings.autoscaling
-        return Scope(
-            namespace=view.key.namespace,
-            service=view.key.name,
+        settings = self._settings.autoscaling
+        return Scope.of(
+            view.key.namespace,
+            view.key.name,
+            view.service.spec.slo,
             window_s=settings.window_seconds,
-            ttft_percentile=slo.ttft.percentile if slo.ttft else None,
-            tpot_percentile=slo.tpot.percentile if slo.tpot else None,
-            matchers=tuple(settings.prometheus.matchers.items()),
+            matchers=settings.prometheus.matchers,
         )
 
     async def _recall(self, view: _View, measured: Measured) -> None:

@@ -78,13 +78,8 @@ def _check(service: InferenceService, namespace: str) -> None:
 
 def _queries(service: InferenceService, namespace: str) -> Iterator[tuple[str, str]]:
     slo = service.spec.slo
-    scope = Scope(
-        namespace=namespace,
-        service=service.name,
-        window_s=AutoscalingSettings().window_seconds,
-        ttft_percentile=slo.ttft.percentile if slo.ttft else None,
-        tpot_percentile=slo.tpot.percentile if slo.tpot else None,
-    )
+    window_s = AutoscalingSettings().window_seconds
+    scope = Scope.of(namespace, service.name, slo, window_s=window_s)
     of = service_expressions(scope)
     for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
         if target is not None:

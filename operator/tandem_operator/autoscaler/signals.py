@@ -8,9 +8,11 @@ series gives an empty answer, never another service's figures.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from typing import Final, Self
 
 import msgspec
+
+from tandem_engine.api.slo import Slo
 
 _POD: Final = "pod"
 _SIGNAL: Final = "signal"
@@ -51,6 +53,26 @@ class Scope:
     tpot_percentile: float | None = None
     matchers: tuple[tuple[str, str], ...] = ()
     """Further labels of its series, such as that of the cluster, and their values."""
+
+    @classmethod
+    def of(
+        cls,
+        namespace: str,
+        service: str,
+        slo: Slo,
+        *,
+        window_s: int,
+        matchers: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Return the scope of a service with this SLO."""
+        return cls(
+            namespace=namespace,
+            service=service,
+            window_s=window_s,
+            ttft_percentile=slo.ttft.percentile if slo.ttft else None,
+            tpot_percentile=slo.tpot.percentile if slo.tpot else None,
+            matchers=tuple((matchers or {}).items()),
+        )
 
     def series(self, name: str) -> str:
         """Return the selector of a series of this service."""

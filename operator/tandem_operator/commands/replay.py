@@ -139,13 +139,7 @@ async def _read_past(
     service: InferenceService, namespace: str, name: str, options: ReplayOptions, span_s: int
 ) -> list[Recorded]:
     slo = service.spec.slo
-    scope = Scope(
-        namespace=namespace,
-        service=name,
-        window_s=options.window_s,
-        ttft_percentile=slo.ttft.percentile if slo.ttft else None,
-        tpot_percentile=slo.tpot.percentile if slo.tpot else None,
-    )
+    scope = Scope.of(namespace, name, slo, window_s=options.window_s)
     client = _client(options.prometheus)
     targets = Targets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
     age_s = max_age_s(_settings(options))
