@@ -89,10 +89,14 @@ class DeployedService:
         return self.kubernetes.list("pods", selector)
 
     def serving_pods(self, component: str = "worker") -> list[dict[str, Any]]:
-        """Return the pods of the RayCluster that serves; a replaced one has pods for a while."""
+        """Return the pods of the RayCluster that serves; a replaced one has pods for a while.
+
+        A RayService that has just been made has no cluster that serves, and so no such pods.
+        """
         rayservice = self.kubernetes.get("rayservice", self.name)
         assert rayservice is not None, f"RayService {self.name} is not there"
-        serving = rayservice["status"]["activeServiceStatus"]["rayClusterName"]
+        active = rayservice.get("status", {}).get("activeServiceStatus", {})
+        serving = active.get("rayClusterName")
         return [
             pod
             for pod in self.pods(component)
