@@ -20,7 +20,7 @@ from tandem_engine.async_engine.recordings import Recordings
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.kvcache.capacity import Capacity, StepCost, in_gib
+from tandem_engine.kvcache.capacity import Capacity, StepCost, in_gib, more_memory
 from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.kvcache.fit import Fit
 from tandem_engine.kvcache.layout import CacheLayout
@@ -152,6 +152,7 @@ def build_engine(
             slo=config.slo,
             aliases=config.metric_aliases,
             parallelism=config.parallelism,
+            device=runtime.facts(),
             ranks=bytes_of_ranks(
                 ranks, fits, num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks
             ),
@@ -180,6 +181,8 @@ def build_engine(
 def _memory_of_a_rank(config: EngineConfig) -> int | None:
     """Its share of the replica's memory; None: the device finds out."""
     num_ranks = config.parallelism.ranks
+    if config.is_on_card:
+        return None
     if num_ranks == 1:
         return config.memory_bytes
     # Ranks that found out for themselves would each count the same memory.
@@ -254,7 +257,7 @@ def _max_positions(
             f"maxSeqLen is {max_seq_len}; keys, values and angles of such a sequence take at least "
             f"{in_gib(max_seq_len * of_token)}, and this "
             f"{'replica' if len(plans) == 1 else 'rank'}'s memory is {in_gib(total)}: "
-            f"lower maxSeqLen, or raise resources.memory."
+            f"lower maxSeqLen, or {more_memory(is_on_card=config.is_on_card)}."
         )
     return min(max_seq_len, most)
 

@@ -15,6 +15,8 @@ from tandem_engine.device.cpu.native.widths import (
     InputWidth,
     unpacked_reason,
 )
+from tandem_engine.device.npu.availability import require_npu
+from tandem_engine.device.npu.limits import check_cache, check_int8
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, share_of_rank
@@ -105,6 +107,37 @@ def check_checkpoint(config: EngineConfig) -> None:
     folder = Path(config.model_path)
     read_decoder_config(folder)
     load_codec(folder)
+
+
+def usable_cards() -> int:
+    """Return the number of NPUs that a process on this machine may use.
+
+    Raises:
+        ConfigError: There is none; the text says what is missing.
+    """
+    return require_npu().num_usable
+
+
+def check_device(config: EngineConfig) -> None:
+    """Make sure that the operators of the device take the model's sizes; no device is opened.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, or its description is not understood.
+        ConfigError: They do not; the text says what would do.
+    """
+    if not config.is_on_card:
+        return
+    folder = Path(config.model_path)
+    model = read_decoder_config(folder)
+    precision = precision_of(model, folder, config.dtype, config.quantization)
+    plan = plan_rank(ParallelShape.of(config.parallelism), model, 0)
+    try:
+        check_cache(_layout(config, model, plan, dtype_of(model, config.dtype), None))
+        for matrix in matrices(plan, model):
+            if precision.is_in_8_bits(matrix.name):
+                check_int8(matrix.outputs, matrix.inputs)
+    except ConfigError as error:
+        raise ConfigError(f"device: {error}") from error
 
 
 def check_ranks(config: EngineConfig) -> None:

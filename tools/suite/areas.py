@@ -124,14 +124,16 @@ AREAS: Final = (
     ),
     Area(
         name="npu",
-        holds="The NPU back end: the real torch_npu without a card, tokens over its operators",
+        holds="The NPU back end: the real torch_npu without a card, tokens over its operators; "
+        "pods with a pretended card",
         paths=(
+            "e2e/kubernetes/test_npu.py",
             "integration/test_npu_tokens.py",
             "integration/test_torch_npu.py",
             "unit/engine/npu",
         ),
-        code=("engine/tandem_engine/device", "tests/npu"),
-        minutes=5,
+        code=("engine/tandem_engine/device", "operator/tandem_operator/render", "tests/npu"),
+        minutes=10,
     ),
     Area(
         name="hostile",

@@ -369,7 +369,7 @@ class EngineConfig(Model):
     model_path: str
     """Folder of a checkpoint in Hugging Face layout."""
 
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "npu"] = "cpu"
     """Device backend."""
 
     dtype: DType = "auto"
@@ -407,7 +407,9 @@ class EngineConfig(Model):
     """Host memory for swapped-out KV blocks in GiB; needed where maxPreemptCount is above 0."""
 
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Memory of this replica in bytes; None: 0.8 of what the machine has available."""
+    """Main memory of this replica in bytes; None: 0.8 of what the machine has available. On a CPU
+    weights and KV cache are in it; a card has its own memory, of which 0.9 of what is free is used.
+    """
 
     num_kv_blocks: Annotated[int, Field(gt=0)] | None = None
     """KV blocks, given outright; for tests and simulations. Overrides npu_mem_size."""
@@ -456,6 +458,11 @@ class EngineConfig(Model):
         *MICRO_BATCH_CHECKS,
         float_check("", "quantization"),
     )
+
+    @property
+    def is_on_card(self) -> bool:
+        """True if weights and KV cache are in the memory of a card."""
+        return self.device != "cpu"
 
     @model_validator(mode="after")
     def _swaps_have_blocks(self) -> Self:

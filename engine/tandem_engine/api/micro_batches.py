@@ -54,7 +54,7 @@ CHECKS: Final = (
         field="ccl.enableMc2",
         refused=_MC2 & ~_MICRO_BATCH,
         problem="ccl.enableMc2 true needs a device with operators that multiply and communicate "
-        "in one, and device {device} has none; leave enableMc2 out",
+        "in one, and no device has them yet; leave enableMc2 out",
     ),
     Check(
         field="graph",
@@ -65,8 +65,8 @@ CHECKS: Final = (
     Check(
         field="graph",
         refused=_PYTHON & ~_MICRO_BATCH,
-        problem="graph python needs a device with graphs that are built in Python, and device "
-        "{device} has none; leave graph out",
+        problem="graph python needs a device with graphs that are built in Python, and no device "
+        "has them yet; leave graph out",
     ),
     Check(
         field="streamOptions.microBatch",

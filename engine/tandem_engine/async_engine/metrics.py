@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tandem_engine.api.config import MetricAlias, ScheduleConfig
+from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.parallelism import ParallelismConfig
@@ -26,6 +27,7 @@ from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
 from tandem_engine.async_engine.metric_aliases import aliases_of
 from tandem_engine.async_engine.optional_metrics import (
+    device_series,
     draft_series,
     micro_batch_series,
     rank_series,
@@ -70,6 +72,7 @@ class EngineMetrics(Collector):
         aliases: Other engines whose names the series have as well.
         parallelism: The ranks of the replica.
         ranks: The memory of each of them; empty: it is not known.
+        device: Processor or card that they compute on; None: it is not shown.
     """
 
     def __init__(
@@ -81,12 +84,14 @@ class EngineMetrics(Collector):
         aliases: Sequence[MetricAlias] = (),
         parallelism: ParallelismConfig | None = None,
         ranks: Sequence[RankBytes] = (),
+        device: DeviceFacts | None = None,
     ) -> None:
         self._model = model_name
         self._families = Families(model_name)
         self._aliases = tuple(aliases)
         self._parallelism = (parallelism or ParallelismConfig()).resolved()
         self._ranks = tuple(ranks)
+        self._device = device
         self._queue_age_s: Callable[[], float] = float
         self._micro_batches: Callable[[], MicroBatchStats | None] = _no_micro_batches
         self._prices: StepPrices | None = None
@@ -280,6 +285,8 @@ class EngineMetrics(Collector):
             "Age of the oldest request that has had no step yet; 0: there is none.",
             self._queue_age_s(),
         )
+        if self._device is not None:
+            yield device_series(self._families, self._device)
         yield from rank_series(self._families, self._parallelism, self._ranks)
         yield from self._slo_results.collect(self._families)
         if (micro_batches := self._micro_batches()) is not None:

@@ -1,15 +1,31 @@
 """Series of what a replica may have: several ranks, micro-batches, drafts; made at a scrape."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from prometheus_client.core import Metric
 
+from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.api.drafts import DraftMethod
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.output import DraftCounts
 from tandem_engine.api.parallelism import ParallelismConfig
 from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.async_engine.families import Families
+
+
+def device_series(families: Families, facts: DeviceFacts) -> Metric:
+    """Return what the ranks compute on, as labels."""
+    return families.info(
+        "device",
+        "What the replica computes on: backend, name, software, and memory of a rank.",
+        {name: _label(value) for name, value in asdict(facts).items()},
+    )
+
+
+def _label(value: object) -> str:
+    """A value without what the format of Prometheus escapes."""
+    return " ".join(str(value).replace('"', "'").replace("\\", "/").split())
 
 
 def rank_series(

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import PackingKernels
@@ -138,6 +139,9 @@ class DeviceRuntime(Protocol):
         Raises:
             ConfigError: They cannot.
         """
+
+    def facts(self) -> DeviceFacts:
+        """Describe the device for people."""
 
     def memory(self) -> Memory:
         """Bytes that this process may hold, and holds."""

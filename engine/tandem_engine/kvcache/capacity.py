@@ -70,7 +70,9 @@ class Capacity:
         """Tokens that fit."""
         return self.num_blocks * self.block_size
 
-    def checked(self, layout: CacheLayout, *, available: int, activations: int) -> Self:
+    def checked(
+        self, layout: CacheLayout, *, available: int, activations: int, is_on_card: bool = False
+    ) -> Self:
         """Itself, unless not even one sequence of the longest length fits.
 
         Raises:
@@ -83,8 +85,8 @@ class Capacity:
             f"The KV cache has room for {self.num_tokens} tokens, one sequence of maxSeqLen "
             f"{self.max_seq_len} needs {in_gib(needed)}: {in_gib(available)} are left "
             f"after the weights, of which the largest step takes {in_gib(activations)}; "
-            f"raise resources.memory or npuMemSize, or lower maxSeqLen, maxPrefillTokens or "
-            f"maxBatchSize."
+            f"{more_memory(is_on_card=is_on_card)}, raise npuMemSize, or lower maxSeqLen, "
+            f"maxPrefillTokens or maxBatchSize."
         )
 
     @property
@@ -122,7 +124,12 @@ class Capacity:
 
 
 def size_by_memory(
-    layout: CacheLayout, *, max_seq_len: int, available: int, activations: int
+    layout: CacheLayout,
+    *,
+    max_seq_len: int,
+    available: int,
+    activations: int,
+    is_on_card: bool = False,
 ) -> Capacity:
     """The cache that fits into `available` bytes after `activations` (npuMemSize −1).
 
@@ -133,7 +140,9 @@ def size_by_memory(
     capacity = Capacity(
         num_blocks=num_blocks, block_size=layout.block_size, max_seq_len=max_seq_len
     )
-    return capacity.checked(layout, available=available, activations=activations)
+    return capacity.checked(
+        layout, available=available, activations=activations, is_on_card=is_on_card
+    )
 
 
 def size_by_gib(
@@ -144,6 +153,7 @@ def size_by_gib(
     available: int,
     activations: int,
     num_ranks: int = 1,
+    is_on_card: bool = False,
 ) -> Capacity:
     """The cache of a given size in GiB (npuMemSize > 0), of which each rank has an equal share.
 
@@ -156,13 +166,13 @@ def size_by_gib(
         raise ConfigError(
             f"npuMemSize is {_shared(gib, num_ranks)}, but weights and the largest step leave "
             f"{in_gib(left)} of this {_owner(num_ranks)}'s memory; lower it, "
-            f"raise resources.memory, or set -1 to take what is left."
+            f"{more_memory(is_on_card=is_on_card)}, or set -1 to take what is left."
         )
     num_blocks = share // layout.block_bytes
     capacity = Capacity(
         num_blocks=num_blocks, block_size=layout.block_size, max_seq_len=max_seq_len
     )
-    return capacity.checked(layout, available=share, activations=0)
+    return capacity.checked(layout, available=share, activations=0, is_on_card=is_on_card)
 
 
 def size_host(layout: CacheLayout, *, gib: int, available: int, num_ranks: int = 1) -> int:
@@ -192,6 +202,11 @@ def size_host(layout: CacheLayout, *, gib: int, available: int, num_ranks: int =
             f"takes {in_gib(layout.host_block_bytes)}; raise it, or lower cacheBlockSize."
         )
     return num_blocks
+
+
+def more_memory(*, is_on_card: bool) -> str:
+    """The way to more memory for weights, steps and KV cache, as a part of a sentence."""
+    return "take a card with more memory" if is_on_card else "raise resources.memory"
 
 
 def in_gib(num_bytes: int) -> str:

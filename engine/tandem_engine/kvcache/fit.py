@@ -19,7 +19,7 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.rewrites import rewrite, with_batch_size
-from tandem_engine.kvcache.capacity import GIB, MAX_SCORED_ROWS, StepCost, in_gib
+from tandem_engine.kvcache.capacity import GIB, MAX_SCORED_ROWS, StepCost, in_gib, more_memory
 from tandem_engine.kvcache.layout import CacheLayout
 
 _ROWS_SHARE: Final = 4
@@ -43,6 +43,8 @@ class ReplicaMemory:
     """Blocks for sequences that are swapped out: cpuMemSize."""
     kv_cache: int | None = None
     """npuMemSize; None: all that is left."""
+    is_on_card: bool = False
+    """True: it is a card's, which the manifest cannot raise."""
 
     @property
     def left(self) -> int:
@@ -233,12 +235,17 @@ class _Sizes:
 
     def _ways_out(self, length: int, rows: int, needed: int) -> Iterator[str]:
         kv_cache, num_ranks = self.memory.kv_cache, self.memory.num_ranks
-        memory = f"set resources.memory to {-(-needed * num_ranks * 10 // GIB) / 10:g}Gi"
+        if self.memory.is_on_card:
+            memory = more_memory(is_on_card=True)
+        else:
+            memory = f"set resources.memory to {-(-needed * num_ranks * 10 // GIB) / 10:g}Gi"
         if kv_cache is None:
             yield memory
         elif self.sequence(length) > kv_cache:
             size = -(-self.sequence(length) * num_ranks // GIB)
-            yield f"set npuMemSize to {size}, with {memory[4:]}"
+            yield f"set npuMemSize to {size}" + (
+                "" if self.memory.is_on_card else f", with {memory[4:]}"
+            )
         else:
             yield f"lower npuMemSize, or {memory}"
         shorter = self.longest(rows)

@@ -53,7 +53,8 @@ def share_of_rank(
         process=process,
         weights=weights,
         # On a CPU the blocks that sequences are swapped out to are of the same memory.
-        host=config.cpu_mem_size * GIB // num_ranks,
+        host=0 if config.is_on_card else config.cpu_mem_size * GIB // num_ranks,
+        is_on_card=config.is_on_card,
         kv_cache=npu_mem_size * GIB // num_ranks if npu_mem_size > 0 else None,
     )
 
@@ -165,7 +166,7 @@ def _capacity(config: EngineConfig, rank: RankSizes, fitted: Fit) -> Capacity:
             num_blocks=config.num_kv_blocks,
             block_size=layout.block_size,
             max_seq_len=fitted.max_seq_len,
-        ).checked(layout, available=0, activations=0)
+        ).checked(layout, available=0, activations=0, is_on_card=config.is_on_card)
     if config.npu_mem_size > 0:
         return size_by_gib(
             layout,
@@ -174,9 +175,14 @@ def _capacity(config: EngineConfig, rank: RankSizes, fitted: Fit) -> Capacity:
             available=available,
             activations=fitted.step,
             num_ranks=rank.memory.num_ranks,
+            is_on_card=config.is_on_card,
         )
     return size_by_memory(
-        layout, max_seq_len=fitted.max_seq_len, available=available, activations=fitted.step
+        layout,
+        max_seq_len=fitted.max_seq_len,
+        available=available,
+        activations=fitted.step,
+        is_on_card=config.is_on_card,
     )
 
 
@@ -184,10 +190,19 @@ def _num_host_blocks(config: EngineConfig, rank: RankSizes, capacity: Capacity) 
     """Blocks for sequences that are swapped out: cpuMemSize."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
-    memory, taken = rank.memory, capacity.num_blocks * rank.layout.block_bytes
     return size_host(
         rank.layout,
         gib=config.cpu_mem_size,
-        available=memory.left + memory.host - taken,
-        num_ranks=memory.num_ranks,
+        available=_host_memory(config, rank, capacity),
+        num_ranks=rank.memory.num_ranks,
     )
+
+
+def _host_memory(config: EngineConfig, rank: RankSizes, capacity: Capacity) -> int:
+    """Bytes of main memory for swapped-out blocks."""
+    memory = rank.memory
+    if not memory.is_on_card:
+        return memory.left + memory.host - capacity.num_blocks * rank.layout.block_bytes
+    # Main memory holds nothing of the model. What the process itself takes is not measured.
+    whole = config.cpu_mem_size * GIB if config.memory_bytes is None else config.memory_bytes
+    return whole // memory.num_ranks

@@ -92,7 +92,7 @@ def _difference(model: dict[int, str], draft: dict[int, str]) -> str | None:
 
 def _check_memory(config: EngineConfig, model: DecoderConfig, draft_bytes: int) -> None:
     """Make sure that rank 0 has room for the weights of both, by an estimate."""
-    if config.memory_bytes is None:
+    if config.memory_bytes is None or config.is_on_card:
         return
     shape = ParallelShape.of(config.parallelism)
     share = config.memory_bytes // shape.world_size

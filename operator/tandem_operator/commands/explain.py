@@ -13,9 +13,11 @@ from tandem_operator.commands.decisions import decision_lines
 from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
 from tandem_operator.commands.replica_lines import (
+    DEVICE,
     DRAFTS,
     MEMORY,
     MICRO_BATCHES,
+    device_line,
     draft_line,
     memory_lines,
     micro_batch_line,
@@ -49,6 +51,8 @@ def explain(
         labelled.append((MICRO_BATCHES, micro_batches))
     if drafts := draft_line(service, now):
         labelled.append((DRAFTS, drafts))
+    if device := device_line(service, now):
+        labelled.append((DEVICE, device))
     labelled += [(MEMORY, line) for line in memory_lines(service, now)]
     _print(labelled)
     if decisions:

@@ -1,6 +1,7 @@
 """Lines of an explanation that come from the replicas' own pages; pure.
 
-They say what micro-batches bring, which share of draft tokens was right, and what each rank holds.
+They say what micro-batches bring, which share of draft tokens was right, what replicas compute on,
+and what each rank holds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from tandem_serve.api.spec import ResourcesSpec
 MICRO_BATCHES: Final = "micro-batch"
 DRAFTS: Final = "drafts"
 MEMORY: Final = "memory"
+DEVICE: Final = "device"
 
 _PARTS: Final = (
     ("weightsBytes", "weights"),
@@ -49,6 +51,18 @@ def draft_line(service: Object, now: str) -> str | None:
     return sentence(f"{figures['message']}; read {age_between(figures['measuredAt'], now)} ago")
 
 
+def device_line(service: Object, now: str) -> str | None:
+    """Return the sentence on what replicas compute on; None: none has been read yet."""
+    device = (service.get("status") or {}).get("device") or {}
+    if not device.get("name"):
+        return None
+    text = (
+        f"{device['name']} ({device['type']}), {size_of(device['memoryBytes'])} for a rank, "
+        f"{device['software']}"
+    )
+    return sentence(f"{text}; read {age_between(device['measuredAt'], now)} ago")
+
+
 def memory_lines(service: Object, now: str) -> list[str]:
     """Return a sentence for ranks that hold the same; before one is read, for what all may take."""
     status = (service.get("status") or {}).get("ranks") or {}
@@ -71,6 +85,11 @@ def _unread(spec: Object) -> str:
     except ValidationError:
         return "no replica has been read yet"  # another sentence tells of a spec that is refused
     owner = f"each of {count} ranks" if count > 1 else "a replica"
+    if resources.npu:
+        return (
+            f"{owner} has a card; its memory, and what weights, KV cache and largest step take of "
+            "it, is not known before a replica has started and been read"
+        )
     text = (
         f"{owner} may take {size_of(resources.memory_bytes // count)}; what weights, KV cache and "
         "largest step take of it is not known before a replica has started and been read"

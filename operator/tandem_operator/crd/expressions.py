@@ -28,7 +28,7 @@ from tandem_engine.api.model import field_names
 from tandem_operator.crd.cel import Rule
 from tandem_operator.crd.unfilled import NOT_FILLED
 from tandem_serve.api.problems import part_of
-from tandem_serve.api.spec import GIBIBYTE, Bytes, Gibibytes
+from tandem_serve.api.resource_checks import GIBIBYTE, Bytes, Gibibytes
 
 _OPPOSITE: Final[Mapping[str, str]] = {"==": "!=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 

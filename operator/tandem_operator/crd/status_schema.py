@@ -45,6 +45,7 @@ def status_schema() -> Schema:
         microBatch=_micro_batch(),
         speculation=_speculation(),
         ranks=_ranks(),
+        device=_device(),
         selector=_text("Label selector of the replicas' pods, for the scale subresource."),
         rayCluster=_text("RayCluster that serves now."),
         pendingChange=_object(
@@ -160,6 +161,19 @@ def _ranks() -> Schema:
                 ),
             ),
         },
+    )
+
+
+def _device() -> Schema:
+    return _object(
+        "What the replicas compute on, as they show it themselves; of several, the one with the "
+        "least memory.",
+        type=_text("Device that computes: cpu or npu."),
+        name=_text("The processor or card, as its maker calls it."),
+        software=_text("Kernels, or the versions of driver, CANN and torch_npu."),
+        memoryBytes=_bytes("Memory of the device that a rank may use."),
+        replicas=_count("Replicas that were read; of several, two are."),
+        measuredAt=_time("Time at which they were read."),
     )
 
 

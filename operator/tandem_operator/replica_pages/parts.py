@@ -10,6 +10,7 @@ from tandem_operator.micro_batches.figures import read_figures
 from tandem_operator.micro_batches.switch import has_micro_batches
 from tandem_operator.ranks import document as ranks
 from tandem_operator.ranks.figures import read_rank_parts
+from tandem_operator.replica_pages import device
 from tandem_operator.speculation import document as speculation
 from tandem_operator.speculation.figures import read_drafts
 from tandem_operator.speculation.switch import has_speculation
@@ -64,6 +65,11 @@ def _ranks(read: ReplicaPages, before: Document | None) -> Document | None:
     return ranks.ranks_document(replicas, read.now) or (before if read.num_ready else None)
 
 
+def _device(read: ReplicaPages, before: Document | None) -> Document | None:
+    replicas = [facts for facts in map(device.read_device, read.pages) if facts is not None]
+    return device.device_document(replicas, read.now) or (before if read.num_ready else None)
+
+
 PARTS: Final = (
     StatusPart(
         name="microBatch",
@@ -85,5 +91,12 @@ PARTS: Final = (
         belongs_to=lambda _: True,
         document=_ranks,
         is_due=ranks.is_due,
+    ),
+    StatusPart(
+        name="device",
+        most_read=2,
+        belongs_to=lambda _: True,
+        document=_device,
+        is_due=device.is_due,
     ),
 )

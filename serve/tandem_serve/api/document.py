@@ -7,7 +7,7 @@ rest in place.
 
 import operator
 from copy import deepcopy
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -77,7 +77,7 @@ class EngineArgs(Model):
     model_path: str
     """Folder of the checkpoint."""
 
-    device: str
+    device: Literal["cpu", "npu"]
     """Device backend."""
 
     dtype: DType
@@ -164,7 +164,7 @@ class AppArgs(Model):
             model_name=service.model_name,
             engine=EngineArgs(
                 model_path=model.path,
-                device=engine.device,
+                device=service.spec.device,
                 dtype=engine.dtype,
                 kv_cache_dtype=engine.kv_cache_dtype,
                 quantization=model.quantization,

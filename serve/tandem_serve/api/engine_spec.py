@@ -26,11 +26,14 @@ _SPECULATIVE_CHECK: Final = Check(
 )
 
 
+Device = Literal["auto", "cpu", "npu"]
+
+
 class EngineSpec(Model):
     """Settings of one replica's engine."""
 
-    device: Literal["cpu"] = "cpu"
-    """Device that computes."""
+    device: Device = "auto"
+    """Device that computes. auto: npu where resources.npu requests cards, else cpu."""
 
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
@@ -40,7 +43,8 @@ class EngineSpec(Model):
     (MindIE's C8), about half the memory of bfloat16."""
 
     npu_mem_size: NpuMemSize = -1
-    """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""
+    """KV cache memory of a replica in GiB, of the device that computes; -1 takes what weights and
+    the largest step leave."""
 
     cpu_mem_size: CpuMemSize = 0
     """Host memory of a replica for KV blocks that are swapped out, in GiB; part of

@@ -60,8 +60,11 @@ def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:
     if not _is_written(spec, "maxBatchSize"):
         left.append(f"maxBatchSize, up to {spec.engine.schedule.max_batch_size}")
     if left:
+        memory = f"spec.resources.memory {spec.resources.memory}"
+        if spec.device != "cpu":
+            memory = "its card's memory"
         yield (
-            f"a replica chooses by spec.resources.memory {spec.resources.memory}: "
+            f"a replica chooses by {memory}: "
             f"{'; '.join(left)}. Its log, tandem status and GET /v1/models show the values"
         )
 

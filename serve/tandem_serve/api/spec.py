@@ -6,17 +6,15 @@ built yet for it.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from tandem_engine.api.checks import (
     Check,
     Constant,
     Expression,
     Minus,
-    Remainder,
     Value,
     Written,
 )
@@ -29,18 +27,17 @@ from tandem_engine.api.config import (
     Quantization,
     ScheduleConfig,
     is_mix,
-    swap_without_memory,
 )
 from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.micro_batches import float_check
 from tandem_engine.api.model import Model
-from tandem_engine.api.parallelism import num_ranks
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
 from tandem_serve.api.engine_spec import EngineSpec
 from tandem_serve.api.observability import ObservabilitySpec
 from tandem_serve.api.pods import ObjectName, RuntimeSpec, SecretName
 from tandem_serve.api.quantity import Memory, parse_memory
+from tandem_serve.api.resource_checks import MEMORY_CHECKS, NPU_CHECKS, RANK_CHECKS
 from tandem_serve.api.scaling import ScalingSpec
 from tandem_serve.api.source import Source
 from tandem_serve.api.speculation_spec import DRAFT_SOURCE
@@ -48,7 +45,6 @@ from tandem_serve.api.speculation_spec import DRAFT_SOURCE
 GROUP: Final = "serving.tandem.dev"
 API_VERSION: Final = f"{GROUP}/v1alpha1"
 KIND: Final = "InferenceService"
-GIBIBYTE: Final = 2**30
 
 _DNS_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODEL_NAME: Final = TextFormat(
@@ -180,7 +176,7 @@ class ResourcesSpec(Model):
     """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
 
     npu: Annotated[int, Field(ge=0, le=64)] = 0
-    """NPU cards of a replica: 0, as no engine.device computes on them yet."""
+    """NPU cards of a replica, one for each rank; Ray chooses which (MindIE npuDeviceIds)."""
 
     npu_profile: ObjectName | None = None
     """Kind of NPU node, one of the operator's profiles; absent takes the operator's default."""
@@ -198,29 +194,6 @@ class ResourcesSpec(Model):
             "of a replica or leave npuProfile out",
         ),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Gibibytes(Expression):
-    """The bytes of several fields in GiB; a negative one counts as 0."""
-
-    paths: tuple[str, ...]
-
-    def evaluate(self, model: BaseModel) -> int:
-        """Return the bytes."""
-        sizes: list[int] = [Value(path).evaluate(model) for path in self.paths]
-        return sum(max(size, 0) for size in sizes) * GIBIBYTE
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes(Expression):
-    """The bytes of a field that is an amount of memory."""
-
-    path: str
-
-    def evaluate(self, model: BaseModel) -> int:
-        """Return the bytes."""
-        return parse_memory(Value(self.path).evaluate(model))
 
 
 _HAS_TARGET: Final = Written("slo.ttft") | Written("slo.tpot")
@@ -294,55 +267,6 @@ _LENGTH_CHECKS: Final = (
         "templateType: Mix",
     ),
 )
-_RANKS: Final = num_ranks("engine.parallelism.")
-_RANK_CHECKS: Final = (
-    Check(
-        field="resources.cpu",
-        refused=Value("resources.cpu") < _RANKS,
-        problem="resources.cpu {resources.cpu} leaves some of the {ranks} ranks of "
-        "engine.parallelism without a thread; set cpu to {ranks} or more, or lower parallelism",
-        values={"ranks": _RANKS},
-    ),
-    Check(
-        field="resources.npu",
-        refused=~Remainder(Value("resources.npu"), _RANKS).equals(0),
-        problem="resources.npu {resources.npu} cannot be shared by the {ranks} ranks of "
-        "engine.parallelism evenly; set npu to 0 or a multiple of {ranks}, or change parallelism",
-        values={"ranks": _RANKS},
-    ),
-)
-_RESOURCE_CHECKS: Final = (
-    Check(
-        field="resources.npu",
-        refused=~Value("resources.npu").equals(0) & Value("engine.device").equals("cpu"),
-        problem="resources.npu {resources.npu} reserves cards, and engine.device cpu computes on "
-        "none of them; leave npu and npuProfile out: no device for NPUs is built yet",
-    ),
-    Check(
-        field="engine.npuMemSize",
-        refused=Gibibytes(("engine.npuMemSize",)) >= Bytes("resources.memory"),
-        problem="engine.npuMemSize {engine.npuMemSize} (GiB) leaves nothing of resources.memory "
-        "{resources.memory} for the weights; lower it, set -1, or raise resources.memory",
-    ),
-    Check(
-        field="engine.cpuMemSize",
-        refused=~Value("engine.cpuMemSize").equals(0)
-        & (Gibibytes(("engine.cpuMemSize", "engine.npuMemSize")) >= Bytes("resources.memory")),
-        problem="engine.cpuMemSize {engine.cpuMemSize} (GiB), with engine.npuMemSize "
-        "{engine.npuMemSize}, leaves nothing of resources.memory {resources.memory} for the "
-        "weights; lower it or raise resources.memory",
-    ),
-    Check(
-        field=f"{_SCHEDULE}maxPreemptCount",
-        refused=~Value(f"{_SCHEDULE}maxPreemptCount").equals(0)
-        & Value("engine.cpuMemSize").equals(0),
-        problem=swap_without_memory(
-            "engine.schedule.maxPreemptCount",
-            "{engine.schedule.maxPreemptCount}",
-            "engine.cpuMemSize",
-        ),
-    ),
-)
 
 
 class InferenceServiceSpec(Model):
@@ -381,10 +305,18 @@ class InferenceServiceSpec(Model):
         *_SLO_CHECKS,
         *_SCALING_CHECKS,
         *_LENGTH_CHECKS,
-        *_RANK_CHECKS,
+        *RANK_CHECKS,
         float_check("engine.", "model.quantization"),
-        *_RESOURCE_CHECKS,
+        *NPU_CHECKS,
+        *MEMORY_CHECKS,
     )
+
+    @property
+    def device(self) -> Literal["cpu", "npu"]:
+        """engine.device, which auto leaves to resources."""
+        if self.engine.device == "auto":
+            return "npu" if self.resources.npu else "cpu"
+        return self.engine.device
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -448,6 +380,7 @@ class InferenceService(Model):
         document = self.document()
         document["spec"]["model"]["name"] = self.model_name
         engine = document["spec"]["engine"]
+        engine["device"] = self.spec.device
         engine["parallelism"] = self.spec.engine.parallelism.resolved().document()
         speculation = self.spec.engine.speculation.resolved(self.spec.engine.schedule)
         engine["speculation"] = speculation.document()

@@ -11,7 +11,9 @@ from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import print_note
 from tandem_serve.commands.rank_table import (
+    check_cards,
     check_checkpoint,
+    check_device,
     check_draft,
     check_ranks,
     note_slow_sizes,
@@ -46,18 +48,20 @@ def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> No
     `api_keys` is the folder that stands for the Secret of API keys, if there is one.
 
     Raises:
-        ManifestError: the manifest needs Kubernetes or more memory than there is, or its folder
-            holds no checkpoint, or one that is not computed or cannot be cut into the replica's
-            ranks.
+        ManifestError: the manifest needs Kubernetes, or more memory or cards than there are, or
+            its folder holds no checkpoint, or one that is not computed or cannot be cut into the
+            replica's ranks.
     """
     problems = list(_needs_kubernetes(service, api_keys))
     if problems:
         raise ManifestError(problems)
     _check_memory(service)
+    check_cards(service)
     for field, source in service.sources:
         _check_folder(field, Path(source.path))
     check_checkpoint(service)
     check_ranks(service)
+    check_device(service)
     check_draft(service)
     note_slow_sizes(service)
     _note_cpus(service)

@@ -53,6 +53,46 @@ def check_ranks(service: InferenceService) -> None:
     )
 
 
+def check_cards(service: InferenceService) -> None:
+    """Refuse device npu where its package, CANN, the driver or a card is missing on this machine.
+
+    Else Ray would wait for the card, or each replica would say it in its log and end.
+
+    Raises:
+        ManifestError: one is; the text says which, and what would do.
+    """
+    if service.spec.device == "cpu":
+        return
+    from tandem_engine import preview  # noqa: PLC0415  # torch is heavy
+
+    try:
+        num_cards = preview.usable_cards()
+    except ConfigError as error:
+        raise ManifestError([f"spec.engine.device: {error}"]) from None
+    cards = service.spec.resources.npu
+    if (needed := service.replicas * cards) > num_cards:
+        problem = (
+            f"spec.resources.npu: {service.replicas} replicas of {cards} need {needed} cards, and "
+            f"this machine has {num_cards} that may be used; lower scaling.replicas"
+        )
+        raise ManifestError([problem])
+
+
+def check_device(service: InferenceService) -> None:
+    """Refuse a model, where it is on this machine, whose sizes the device's operators do not take.
+
+    Raises:
+        ManifestError: it is one; the text says what would do.
+    """
+    if service.spec.device == "cpu" or not _is_here(service.spec.model):
+        return
+    _check(
+        service,
+        lambda preview: preview.check_device,
+        otherwise="the checkpoint was not checked against the device",
+    )
+
+
 def check_draft(service: InferenceService) -> None:
     """Refuse a draft model, where it is on this machine, that guesses no tokens of the model.
 

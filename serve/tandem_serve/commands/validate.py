@@ -7,6 +7,7 @@ import yaml
 from tandem_serve.api.notes import notes
 from tandem_serve.commands.common import out, print_note, read_manifest, report_errors
 from tandem_serve.commands.rank_table import (
+    check_device,
     check_draft,
     check_ranks,
     note_slow_sizes,
@@ -22,6 +23,7 @@ def validate(file: Path) -> None:
     with report_errors():
         service = read_manifest(file)
         check_ranks(service)
+        check_device(service)
         check_draft(service)
         text = yaml.safe_dump(service.resolved(), sort_keys=False, allow_unicode=True)
         out.print(text, end="", markup=False)

@@ -10,14 +10,17 @@ from tandem_operator import reasons
 from tandem_operator.commands.explain import LABELS
 from tandem_operator.commands.explanation import explain
 from tandem_operator.commands.replica_lines import (
+    DEVICE,
     MEMORY,
     MICRO_BATCHES,
+    device_line,
     memory_lines,
     micro_batch_line,
 )
 from tandem_operator.micro_batches.document import micro_batch_document
 from tandem_operator.micro_batches.figures import Figures
 from tandem_operator.ranks.document import ranks_document
+from tandem_operator.replica_pages.device import device_document
 from tandem_operator.status.document import status_document
 from tandem_operator.status.facts import Problem
 from tandem_operator.status.pending_change import PendingChange
@@ -127,6 +130,13 @@ def halves() -> str:
         "status": {"microBatch": micro_batch_document([figures, figures], 2, A_WHILE_AGO)},
     }
     return f"{MICRO_BATCHES}: {micro_batch_line(found, NOW)}"
+
+
+def device() -> str:
+    """Explain what the replicas of a service compute on."""
+    facts = {"type": "cpu", "name": "AMD EPYC", "software": "avx2 kernels", "memoryBytes": 4 << 30}
+    found = {"status": {"device": device_document([facts], A_WHILE_AGO)}}
+    return f"{DEVICE}: {device_line(found, NOW)}"
 
 
 def memory() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.output import DraftCounts, EngineStats
 from tandem_engine.api.rank_bytes import RankBytes
@@ -50,7 +51,8 @@ def series(families: Iterable[Metric]) -> dict[str, str]:
 def engine_series() -> dict[str, str]:
     slo = Slo(ttft=LatencyTarget(target="1s"), tpot=LatencyTarget(target="50ms"))
     ranks = [RankBytes(rank=0, process=1, weights=1, kv_cache=1)]
-    metrics = EngineMetrics("tiny", slo=slo, ranks=ranks)
+    facts = DeviceFacts(device="cpu", name="a CPU", software="kernels", memory_bytes=1)
+    metrics = EngineMetrics("tiny", slo=slo, ranks=ranks, device=facts)
     drafts = {"ngram": DraftCounts(num_drafted=4, accepted=(2, 1))}
     counts: dict[str, Any] = {field.name: 1 for field in fields(EngineStats)}
     stats = EngineStats(**{**counts, "drafts": drafts})

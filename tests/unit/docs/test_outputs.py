@@ -207,6 +207,9 @@ PRINTED: Final[dict[str, Printed]] = {
     "micro-batch: Steps with prefill are cut on 2 of 2, and decode steps on 0 of 2 replicas; 87% "
     "of what could overlap did in the last hour; they cost 40 of 840 KV blocks of a replica; read "
     "25s ago.": lambda *_: explained.halves(),
+    "device: AMD EPYC (cpu), 4.0 GiB for a rank, avx2 kernels; read 25s ago.": (
+        lambda *_: explained.device()
+    ),
     "memory: Rank 0: weights 1.1 MiB, largest step 21.4 MiB, KV cache 1.0 GiB, process 489.0 MiB; "
     "read 25s ago.": lambda *_: explained.memory(),
     "memory: Each of 4 ranks may take 1.5 GiB; what weights, KV cache and largest step take of it "

@@ -1,6 +1,7 @@
 """The interface of a device: backends by name, and memory."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu.memory import available_memory
-from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.cpu.runtime import CpuRuntime, processor_name
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 
@@ -121,3 +122,15 @@ def test_available_memory_is_the_least_of_machine_and_cgroups(
     tmp_path: Path, files: dict[str, str], expected: int
 ) -> None:
     assert available_memory(write(tmp_path, files)) == expected
+
+
+def test_the_cpu_says_what_it_is(tmp_path: Path) -> None:
+    facts = open_device("cpu", memory_bytes=7).facts()
+
+    assert (facts.device, facts.memory_bytes) == ("cpu", 7)
+    assert facts.software.endswith(" kernels")
+    assert facts.name
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: A Fast One 9000\n")
+    assert processor_name(info) == "A Fast One 9000"
+    assert processor_name(tmp_path / "none") == platform.machine()

@@ -17,6 +17,7 @@ from tandem_engine.kvcache.rank_sizes import (
     bytes_of_ranks,
     fit_ranks,
     memory_in_words,
+    share_of_rank,
     size_ranks,
 )
 
@@ -33,7 +34,7 @@ def config_of(**values: Any) -> EngineConfig:
 
 
 def rank_of(
-    number: int, gib: float, *, layout: CacheLayout = LAYOUT, cost: StepCost = COST, **parts: int
+    number: int, gib: float, *, layout: CacheLayout = LAYOUT, cost: StepCost = COST, **parts: Any
 ) -> RankSizes:
     memory = ReplicaMemory(
         rank=number,
@@ -172,3 +173,54 @@ def test_the_line_of_a_rank_says_which_one_it_is() -> None:
 
     assert line.startswith("Rank 1: Memory: 8.00 GiB, of which the process takes 0.25 GiB")
     assert alone.startswith("Memory: 8.00 GiB, of which the process takes 0.25 GiB")
+
+
+def on_card(gib: float, **parts: Any) -> RankSizes:
+    memory = ReplicaMemory(
+        total=int(gib * GIB), process=0, weights=GIB // 2, is_on_card=True, **parts
+    )
+    return RankSizes(memory=memory, layout=LAYOUT, cost=COST)
+
+
+def test_host_blocks_beside_a_card_are_of_main_memory_and_take_none_of_the_cards() -> None:
+    alone = {"parallelism": ParallelismConfig(), "device": "npu", "memory_bytes": 8 * GIB}
+
+    without = sizes_of(config_of(**alone), on_card(8))
+    swapping = sizes_of(config_of(**alone, cpu_mem_size=6), on_card(8))
+
+    assert swapping[:3] == without[:3]
+    assert swapping[3] == 6 * GIB // LAYOUT.host_block_bytes
+    with pytest.raises(ConfigError, match=r"cpuMemSize is 9 GiB, but 8\.00 GiB of host memory"):
+        sizes_of(config_of(**alone, cpu_mem_size=9), on_card(8))
+
+
+def test_a_share_of_a_card_sets_no_host_memory_aside() -> None:
+    config = config_of(parallelism=ParallelismConfig(), device="npu", cpu_mem_size=3)
+
+    memory = share_of_rank(config, 0, total=64 * GIB, process=0, weights=GIB)
+
+    assert memory.is_on_card
+    assert memory.left == 63 * GIB
+
+
+@pytest.mark.parametrize(
+    ("values", "gib"),
+    [
+        ({"npu_mem_size": 40}, 8),
+        ({"max_seq_len": 40_960}, 2),
+        ({"num_kv_blocks": 1, "max_seq_len": 4096}, 8),
+    ],
+    ids=["npuMemSize", "maxSeqLen", "blocks"],
+)
+def test_what_a_card_does_not_hold_asks_for_a_larger_card(
+    values: dict[str, Any], gib: float
+) -> None:
+    config = config_of(parallelism=ParallelismConfig(), device="npu", **values)
+
+    with pytest.raises(ConfigError) as refused:
+        sizes_of(
+            config, on_card(gib, **({"kv_cache": 40 * GIB} if "npu_mem_size" in values else {}))
+        )
+
+    assert "take a card with more memory" in str(refused.value)
+    assert "resources.memory" not in str(refused.value)

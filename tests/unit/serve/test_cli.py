@@ -195,14 +195,14 @@ def test_validate_takes_what_kubernetes_takes(manifest: Path) -> None:
 
 
 def test_cards_that_would_lie_idle_are_refused(manifest: Path) -> None:
-    manifest.write_text(f"{KUBERNETES}  resources: {{npu: 2}}\n")
+    manifest.write_text(f"{KUBERNETES}  resources: {{npu: 2}}\n  engine: {{device: cpu}}\n")
 
     done = runner.invoke(app, ["validate", "-f", str(manifest)])
 
     assert done.exit_code == 1
     assert done.stderr == (
         "error: spec: resources.npu 2 reserves cards, and engine.device cpu computes on none of "
-        "them; leave npu and npuProfile out: no device for NPUs is built yet\n"
+        "them; leave npu and npuProfile out, or set engine.device: npu\n"
     )
 
 

@@ -1,13 +1,17 @@
 """The CPU backend: always there, and the reference for the others."""
 
 import os
+import platform
+import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import torch
 
+from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.device.cpu.huge_pages import HugePages, TouchBudget
 from tandem_engine.device.cpu.idle_work import IdleWork
 from tandem_engine.device.cpu.memory import available_memory, peak_memory, resident_memory
@@ -25,6 +29,7 @@ KERNELS_VARIABLE = "TANDEM_KERNELS"
 """Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best. Those of
 the threads are in `threads`."""
 
+_MODEL_NAME = re.compile(r"^model name\s*:(.+)$", re.MULTILINE)
 SHARE_OF_AVAILABLE = 0.8
 """The rest is left to other processes and to what grows later, such as the page cache."""
 
@@ -59,6 +64,16 @@ class CpuRuntime:
     def check_cache(self, layout: CacheLayout) -> None:
         """Nothing: the kernels take every cache that a layout describes."""
 
+    def facts(self) -> DeviceFacts:
+        """The processor's name, and the kernels' variant."""
+        kernels = self._library.variant if self._library else "reference"
+        return DeviceFacts(
+            device=self.name,
+            name=processor_name(),
+            software=f"{kernels} kernels",
+            memory_bytes=self._memory_bytes,
+        )
+
     def memory(self) -> Memory:
         """The given limit, or 0.8 of what was available at the start; and what is resident now."""
         return Memory(total=self._memory_bytes, used=resident_memory())
@@ -88,6 +103,14 @@ class CpuRuntime:
     def step(self) -> AbstractContextManager[None]:
         """Collapse no pages while a step is computed."""
         return self._idle_work.step()
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The name that the kernel has of the processor, or else that of its architecture."""
+    with suppress(OSError):
+        if name := _MODEL_NAME.search(cpuinfo.read_text(errors="replace")):
+            return name[1].strip()
+    return platform.machine()
 
 
 def _compute_threads(library: Library | None) -> ComputeThreads:

@@ -81,14 +81,23 @@ def _all_missing(facts: Facts) -> Iterator[str]:
         )
 
 
-def require_npu() -> None:
-    """Import torch_npu, and make sure that there is a card.
+def installed_software() -> str:
+    """Versions of driver, CANN and torch_npu, as far as they can be told."""
+    tell = importlib.import_module("torch_npu.npu.utils").get_cann_version
+    versions = {"driver": tell("DRIVER"), "CANN": tell("CANN"), "torch_npu": _package_version()}
+    return ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+
+
+def require_npu() -> Facts:
+    """Import torch_npu, make sure that there is a card, and return what was found.
 
     Raises:
         ConfigError: Something is missing.
     """
-    if sentence := missing(read_facts()):
+    facts = read_facts()
+    if sentence := missing(facts):
         raise ConfigError(sentence)
+    return facts
 
 
 def read_facts(devices: Path = _DEVICES) -> Facts:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from tandem_engine.device.npu.availability import require_npu
+from tandem_engine.api.device_facts import DeviceFacts
+from tandem_engine.device.npu.availability import installed_software, require_npu
 from tandem_engine.device.npu.kernels import NpuKernels
 from tandem_engine.device.npu.limits import check_cache
 from tandem_engine.device.runtime import Kernels, Memory
@@ -40,6 +41,15 @@ class NpuRuntime:
     def check_cache(self, layout: CacheLayout) -> None:
         """Refuse what the operators do not take: see `limits`."""
         check_cache(layout)
+
+    def facts(self) -> DeviceFacts:
+        """The card's name, and the versions of driver, CANN and torch_npu."""
+        return DeviceFacts(
+            device=self.name,
+            name=self._npu.get_device_name(self.device),
+            software=installed_software(),
+            memory_bytes=self._memory_bytes,
+        )
 
     def memory(self) -> Memory:
         """The given limit, or 0.9 of what was free at the start; and what torch holds now."""

@@ -1,12 +1,21 @@
 """A device that cannot be used says what is missing first, and what to do."""
 
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.npu.availability import VISIBLE_VARIABLE, Facts, missing, read_facts
+from tandem_engine.device.npu.availability import (
+    VISIBLE_VARIABLE,
+    Facts,
+    installed_software,
+    missing,
+    read_facts,
+)
 from tandem_engine.device.registry import open_device
 
 WHOLE = Facts(
@@ -98,3 +107,17 @@ def test_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     facts = read_facts(tmp_path)
 
     assert (facts.has_driver, facts.num_cards, facts.visible) == (True, 2, "0,1")
+
+
+def test_the_software_of_a_card_is_told_as_far_as_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = {"CANN": "8.2.RC1", "DRIVER": ""}
+    utils = SimpleNamespace(get_cann_version=versions.__getitem__)
+    package = ModuleType("torch_npu")
+    package.__spec__ = ModuleSpec("torch_npu", None)
+    monkeypatch.setitem(sys.modules, "torch_npu", package)
+    monkeypatch.setitem(sys.modules, "torch_npu.npu", ModuleType("torch_npu.npu"))
+    monkeypatch.setitem(sys.modules, "torch_npu.npu.utils", utils)
+
+    assert installed_software() == "CANN 8.2.RC1"

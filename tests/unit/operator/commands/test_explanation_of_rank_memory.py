@@ -52,9 +52,14 @@ UNKNOWN = (
             f"Each of 4 ranks may take 1.5 GiB; {UNKNOWN}; tandem validate estimates it where the "
             "checkpoint's config.json is.",
         ),
+        (
+            {"resources": {"npu": 1}},
+            "A replica has a card; its memory, and what weights, KV cache and largest step take of "
+            "it, is not known before a replica has started and been read.",
+        ),
         ({"resources": {"memory": "much"}}, "No replica has been read yet."),
     ],
-    ids=["one process", "ranks", "refused"],
+    ids=["one process", "ranks", "a card", "refused"],
 )
 def test_before_a_replica_is_read_the_manifest_says_what_a_rank_may_take(
     spec: Object, line: str

@@ -48,7 +48,7 @@ def bad_micro_batches() -> Iterator[Bad]:
         {f"{ENGINE}.ccl.enableMc2": True, UNSAFE: True},
         f"{ENGINE}.ccl.enableMc2",
         "ccl.enableMc2 true needs a device with operators that multiply and communicate in one, "
-        "and device cpu has none; leave enableMc2 out",
+        "and no device has them yet; leave enableMc2 out",
     )
     yield Bad(
         "micro-batches of a graph in Python",
@@ -61,8 +61,8 @@ def bad_micro_batches() -> Iterator[Bad]:
         "a graph in Python",
         {f"{ENGINE}.graph": "python", UNSAFE: True},
         f"{ENGINE}.graph",
-        "graph python needs a device with graphs that are built in Python, and device cpu has "
-        "none; leave graph out",
+        "graph python needs a device with graphs that are built in Python, and no device "
+        "has them yet; leave graph out",
     )
     for fault, degrees in {"one rank": {}, "stages alone": {f"{RANKS}.pp": 2}}.items():
         yield Bad(

@@ -48,11 +48,11 @@ def bad_ranks() -> Iterator[Bad]:
         "cpu to 4 or more",
     )
     yield Bad(
-        "cards that ranks cannot share",
+        "cards that are not one for each rank",
         {f"{RANKS}.tp": 2, "spec.resources.cpu": 2, "spec.resources.npu": 3},
         "spec.resources.npu",
-        "resources.npu 3 cannot be shared by the 2 ranks of engine.parallelism evenly; set npu to "
-        "0 or a multiple of 2",
+        "resources.npu 3 is not the 2 of engine.parallelism's ranks, each of which computes on "
+        "one card; set npu: 2",
     )
 
 

@@ -295,7 +295,7 @@ BAD: Final = (
         "spec.model.splitSpecialTokens", "no", "must be of type boolean", "expected true or false"
     ),
     wrong_value("spec.model.quantization", "W8A8", '"w8a8"', "did you mean 'w8a8'?"),
-    wrong_value("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
+    wrong_value("spec.engine.device", "gpu", '"npu"', "allowed: auto, cpu, npu"),
     wrong_value("spec.engine.kvCacheDtype", "fp8", '"int8"', "allowed: auto, int8"),
     wrong_value("spec.engine.dtype", "Float16", '"float16"', "did you mean 'float16'?"),
     wrong_value(
@@ -433,16 +433,53 @@ BAD: Final = (
     wrong_value(
         "spec.resources.npuProfile", "910b", "npuProfile '910b' has no meaning while npu is 0"
     ),
-    wrong_value(
+    Bad(
+        "cards that nothing computes on",
+        {"spec.resources.npu": 2, "spec.engine.device": "cpu"},
         "spec.resources.npu",
-        2,
         "resources.npu 2 reserves cards, and engine.device cpu computes on none of them; leave",
     ),
     Bad(
-        "cards of a profile",
+        "a device without a card",
+        {"spec.engine.device": "npu"},
+        "spec.resources.npu",
+        "engine.device npu computes on cards, and resources.npu is 0; set npu: 1, a card for each",
+    ),
+    Bad(
+        "more cards than ranks",
         {"spec.resources.npu": 2, "spec.resources.npuProfile": "910b"},
         "spec.resources.npu",
-        "reserves cards, and engine.device cpu computes on none of them; leave npu and npuProfile",
+        "resources.npu 2 is not the 1 of engine.parallelism's ranks, each of which computes on one",
+    ),
+    Bad(
+        "cards that would have to communicate",
+        {"spec.resources.npu": 2, "spec.resources.cpu": 2, "spec.engine.parallelism.tp": 2},
+        "spec.engine.parallelism",
+        "engine.parallelism has 2 ranks, and cards cannot exchange tensors yet (HCCL); set one",
+    ),
+    Bad(
+        "a KV cache that a card does not take",
+        {"spec.resources.npu": 1, "spec.engine.kvCacheDtype": "int8"},
+        "spec.engine.kvCacheDtype",
+        "engine.kvCacheDtype int8 has no kernel on an NPU yet; leave it out there",
+    ),
+    Bad(
+        "activations that a card does not take",
+        {"spec.resources.npu": 1, "spec.engine.dtype": "float32"},
+        "spec.engine.dtype",
+        "engine.dtype float32 is none that attention on an NPU takes; set bfloat16 or float16",
+    ),
+    Bad(
+        "rows that a card does not take",
+        {"spec.resources.npu": 1, "spec.engine.schedule.maxBatchSize": 4097},
+        "spec.engine.schedule.maxBatchSize",
+        "engine.schedule.maxBatchSize 4097 is more rows than attention on an NPU takes in a step",
+    ),
+    Bad(
+        "host blocks beside a card",
+        {"spec.resources.npu": 1, "spec.engine.cpuMemSize": 4},
+        "spec.engine.cpuMemSize",
+        "engine.cpuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi for the process; lower",
     ),
     Bad(
         "a profile that is no name",

@@ -147,14 +147,14 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
     assert {one.reason for one in problems} == {"InvalidSpec"}
 
 
-def test_cards_are_refused() -> None:
+def test_cards_of_an_unknown_profile_are_refused() -> None:
     document = found()
     document["spec"]["resources"] = {"npu": 1, "npuProfile": "nowhere"}
     parsed = parse_spec(document, SETTINGS, TOKEN)
 
     assert parsed.desired is None
-    # Whatever its profile: no device computes on cards yet.
-    assert "reserves cards" in decide(parsed, observation()).problems[0].message
+    (problem,) = decide(parsed, observation()).problems
+    assert "npuProfile 'nowhere' is not one of the operator's; allowed: atlas-" in problem.message
 
 
 def test_a_rayservice_of_another_owner_is_left_alone_and_not_shown() -> None:
