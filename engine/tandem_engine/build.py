@@ -212,7 +212,7 @@ def _start_ranks(
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             device=config.device,
-            memory_bytes=runtime.memory().total,
+            memory_bytes=None if config.is_on_card else runtime.memory().total,
             num_threads=config.num_threads,
             timeout_s=RANK_TIMEOUT_S,
             micro_batch=config.stream_options.micro_batch,

@@ -47,6 +47,18 @@ def test_through_the_package_results_are_the_same(package: TorchNpu, file: str) 
     assert done.returncode == 0, done.stdout
 
 
+def test_ranks_join_by_the_package_s_own_process_groups(package: TorchNpu) -> None:
+    done = package.run("tests.npu.make_hccl")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "classes": {"world": "ProcessGroupHCCL", "tp": "ProcessGroupHCCL"},
+        "missing": [],
+        "refusal": "The tensor is on cpu; it can be on the npu.",
+        "failure": None,
+    }
+
+
 def test_with_cann_the_driver_is_missed(package: TorchNpu) -> None:
     done = package.run(OPEN)
 

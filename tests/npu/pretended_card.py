@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 from tandem_engine.api.device_facts import DeviceFacts
@@ -10,8 +11,17 @@ from tandem_engine.device.npu.availability import VISIBLE_VARIABLE
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.npu.runtime import NpuOnCpu
 
-CARD = Path("/dev/davinci0")
+CARD = Path(os.environ.get("PRETENDED_CARD", "/dev/davinci0"))
 """Device file that a device plug-in gives to a container."""
+
+
+@cache
+def operators_for_good() -> ExitStack:
+    """Have the operators for as long as this process lives, whichever engine was the first."""
+    stack = ExitStack()
+    stack.enter_context(operators_on_cpu())
+    stack.enter_context(any_size())
+    return stack
 
 
 class NpuRuntime(NpuOnCpu):
@@ -25,9 +35,7 @@ class NpuRuntime(NpuOnCpu):
         if not CARD.exists():
             raise ConfigError(f"device npu needs a card, and there is no {CARD}")
         super().__init__()
-        self._operators = ExitStack()
-        self._operators.enter_context(operators_on_cpu())
-        self._operators.enter_context(any_size())
+        operators_for_good()
 
     def facts(self) -> DeviceFacts:
         """Name the card that Ray has given to this process."""

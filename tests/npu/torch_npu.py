@@ -22,6 +22,8 @@ from tests.integration.installed import uv
 _CANN: Final = "libascendcl.so"
 _OTHERS: Final = re.compile(r"lib(hccl|acl_|ge_|graph).*\.so")
 """Libraries of CANN that only have to be there."""
+_LOOKED_UP: Final = ("aclrtSetOpWaitTimeout",)
+"""Functions of CANN that torch_npu looks up by name when it makes a process group."""
 _DATA: Final = ("_ZTV", "_ZTI", "_ZTS", "_ZTT")
 """Beginnings of the names of C++'s tables, which are no functions."""
 _FROM_ELSEWHERE: Final = re.compile(r"_?Py|__tls_get_addr")
@@ -92,7 +94,7 @@ class TorchNpu:
         undefined = _symbols(libraries, "--undefined-only") - there
         names = sorted(name for name in undefined if not _FROM_ELSEWHERE.match(name))
         source = self._cann / "cann.c"
-        source.write_text("\n".join(map(_definition, names)))
+        source.write_text("\n".join(map(_definition, [*names, *_LOOKED_UP])))
         _link(self._cann / _CANN, source)
         source.write_text("")
         for name in filter(_OTHERS.fullmatch, set().union(*map(_needed, libraries))):

@@ -128,12 +128,18 @@ AREAS: Final = (
         "pods with a pretended card",
         paths=(
             "e2e/kubernetes/test_npu.py",
+            "integration/test_npu_ranks.py",
             "integration/test_npu_tokens.py",
             "integration/test_torch_npu.py",
             "unit/engine/npu",
         ),
-        code=("engine/tandem_engine/device", "operator/tandem_operator/render", "tests/npu"),
-        minutes=10,
+        code=(
+            "engine/tandem_engine/device",
+            "engine/tandem_engine/parallel",
+            "operator/tandem_operator/render",
+            "tests/npu",
+        ),
+        minutes=16,
     ),
     Area(
         name="hostile",

@@ -39,12 +39,12 @@ def other_rank(place: int, group: Group, rank: int) -> int:
     return group.ranks[place]
 
 
-def check_tensor(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> None:
+def check_tensor(tensor: Tensor, dtypes: Iterable[torch.dtype], *, device: str = "cpu") -> None:
     """Refuse a tensor that is not contiguous, on another device, or of another dtype."""
     if not tensor.is_contiguous():
         raise ValueError("The tensor is not contiguous; pass tensor.contiguous().")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"The tensor is on {tensor.device}; it can be on the cpu.")
+    if tensor.device.type != device:
+        raise ValueError(f"The tensor is on {tensor.device}; it can be on the {device}.")
     known = list(dtypes)
     if tensor.dtype not in known:
         names = ", ".join(map(name_of, known))

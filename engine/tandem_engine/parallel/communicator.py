@@ -1,6 +1,7 @@
 """The interface by which the ranks of a replica exchange tensors.
 
-Implementations: `shared_memory` for ranks of one host. Others map to it so:
+Implementations: `shared_memory` for ranks of one host, `process_groups` for cards (HCCL). NCCL and
+HCCL map to it so:
 
 - nccl: `ncclAllReduce`, `ncclReduceScatter`, `ncclAllGather`, `ncclBroadcast`, `ncclSend`,
   `ncclRecv` on torch's current stream, one communicator a group (ncclCommSplit); a thread of its

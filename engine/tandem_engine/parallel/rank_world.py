@@ -11,7 +11,10 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.world import WorldShape
 
-WORLDS: Final = {"cpu": "tandem_engine.parallel.shared_memory:SharedMemoryWorld"}
+WORLDS: Final = {
+    "cpu": "tandem_engine.parallel.shared_memory:SharedMemoryWorld",
+    "npu": "tandem_engine.parallel.hccl:HcclWorld",
+}
 """Backend of `device.registry` → "module:attribute" of a callable that takes the shape of a world
 and returns a `World`; imported when it is chosen."""
 

@@ -168,9 +168,10 @@ def merge_logits(parts: Iterable[tuple[Ints, Tensor]], num_columns: int) -> Tens
     every = list(parts)
     if len(every) == 1:
         return every[0][1]
-    merged = torch.empty(sum(len(at) for at, _ in every), num_columns)
+    device = every[0][1].device if every else None
+    merged = torch.empty(sum(len(at) for at, _ in every), num_columns, device=device)
     for at, logits in every:
-        merged[torch.from_numpy(at)] = logits
+        merged[torch.from_numpy(at).to(merged.device)] = logits
     return merged
 
 

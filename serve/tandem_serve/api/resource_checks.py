@@ -70,13 +70,6 @@ NPU_CHECKS: Final = (
         values={"ranks": _RANKS},
     ),
     Check(
-        field="engine.parallelism",
-        refused=_HAS_CARDS & (Constant(1) < _RANKS),
-        problem="engine.parallelism has {ranks} ranks, and cards cannot exchange tensors yet "
-        "(HCCL); set one rank and resources.npu: 1, or compute on CPUs: leave npu out",
-        values={"ranks": _RANKS},
-    ),
-    Check(
         field="engine.kvCacheDtype",
         refused=_HAS_CARDS & Value("engine.kvCacheDtype").equals("int8"),
         problem="engine.kvCacheDtype int8 has no kernel on an NPU yet; leave it out there",

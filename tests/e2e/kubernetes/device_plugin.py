@@ -14,9 +14,9 @@ from typing import Final
 import grpc
 
 RESOURCE: Final = "tandem.test/npu"
-CARDS: Final = ("card-0",)
+CARDS: Final = ("card-0", "card-1")
 KUBELET: Final = Path("/var/lib/kubelet/device-plugins")
-DEVICE_FILES: Final = ("/dev/davinci0", "/dev/davinci_manager")
+DEVICE_FILES: Final = ("/dev/davinci0", "/dev/davinci1", "/dev/davinci_manager")
 _ENDPOINT: Final = "tandem-test-npu.sock"
 _VERSION: Final = "v1beta1"
 _NOTHING: Final = b""

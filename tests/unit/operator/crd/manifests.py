@@ -452,12 +452,6 @@ BAD: Final = (
         "resources.npu 2 is not the 1 of engine.parallelism's ranks, each of which computes on one",
     ),
     Bad(
-        "cards that would have to communicate",
-        {"spec.resources.npu": 2, "spec.resources.cpu": 2, "spec.engine.parallelism.tp": 2},
-        "spec.engine.parallelism",
-        "engine.parallelism has 2 ranks, and cards cannot exchange tensors yet (HCCL); set one",
-    ),
-    Bad(
         "a KV cache that a card does not take",
         {"spec.resources.npu": 1, "spec.engine.kvCacheDtype": "int8"},
         "spec.engine.kvCacheDtype",

@@ -24,7 +24,7 @@ SMALLEST: Mapping[str, Any] = {"model": {"source": "file:///models/tiny"}}
 
 
 def inference_service(spec: Mapping[str, Any] = SMALLEST, name: str = "tiny") -> InferenceService:
-    """A service; cards are put in afterwards: the spec refuses several until they communicate."""
+    """A service; cards are put in afterwards, as the spec wants one for each rank."""
     resources = dict(spec.get("resources", {}))
     cards = {key: resources.pop(key) for key in ("npu", "npuProfile") if key in resources}
     spec = {**spec, "resources": resources}
@@ -32,7 +32,7 @@ def inference_service(spec: Mapping[str, Any] = SMALLEST, name: str = "tiny") ->
 
 
 def with_cards(service: InferenceService, npu: int, profile: str | None) -> InferenceService:
-    """`service` as it will be once several cards communicate: what is rendered of them stands."""
+    """`service` with cards, whatever its ranks are: what is rendered does not look at them."""
     if not npu:
         return service
     update = {"npu": npu, "npu_profile": profile}

@@ -1,0 +1,178 @@
+"""The communicator over process groups: ranks are threads here, and gloo carries out the calls."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from tandem_engine.parallel.communicator import Communicator
+from tandem_engine.parallel.errors import CollectiveError
+from tandem_engine.parallel.hccl import HcclAddress, HcclWorld
+from tandem_engine.parallel.process_groups import ProcessGroupCommunicator
+from tandem_engine.parallel.world import Group, WorldShape
+from tests.npu.pretended_hccl import hccl as gloo
+from tests.patience import HANG_S
+from tests.unit.engine.parallel.rank_processes import two_by_two
+from tests.unit.engine.parallel.scenarios import in_place_gather, nearly_equal, wrong_results
+
+Work = Callable[[ProcessGroupCommunicator], Any]
+TWO = WorldShape(2, (Group("tp", (1, 0)),))
+
+
+def run_ranks(shape: WorldShape, *works: Work) -> list[Any]:
+    """Results of the ranks; all do the first work, unless there is one for each."""
+    store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
+
+    def be(rank: int) -> Any:
+        work = works[rank] if len(works) > 1 else works[0]
+        with closing(
+            ProcessGroupCommunicator(gloo(), store, shape, rank, timeout_s=HANG_S)
+        ) as communicator:
+            return work(communicator)
+
+    with ThreadPoolExecutor(shape.size) as ranks:
+        return list(ranks.map(be, range(shape.size)))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [WorldShape(1), TWO, WorldShape(3, (Group("tp", (2, 0, 1)),)), two_by_two()],
+    ids=["one rank", "two", "three, in another order", "four in groups"],
+)
+def test_all_operations_are_equal_to_torch(shape: WorldShape) -> None:
+    def work(communicator: Communicator) -> list[str]:
+        return wrong_results(communicator, nearly_equal, (0, 7, 1025))
+
+    assert run_ranks(shape, work) == [[]] * shape.size
+
+
+def test_all_ranks_get_the_same_bits() -> None:
+    def work(communicator: Communicator) -> bytes:
+        tensor = torch.randn(30_000, generator=torch.manual_seed(communicator.rank))
+        communicator.all_reduce(tensor)
+        return tensor.numpy().tobytes()
+
+    assert len(set(run_ranks(WorldShape(4), work))) == 1
+
+
+def test_a_gather_may_be_in_place() -> None:
+    assert all(run_ranks(WorldShape(3), in_place_gather))
+
+
+def test_a_sender_goes_on_before_its_receiver_reads_and_may_overwrite_what_it_sent() -> None:
+    sent, received = threading.Event(), 4
+
+    def send(communicator: Communicator) -> None:
+        tensor = torch.empty(5)
+        for number in range(received):
+            communicator.send(tensor.fill_(number), 1)
+        sent.set()
+        communicator.send(tensor.fill_(9), 1)  # waits until the first has arrived
+        communicator.broadcast(tensor, 1)  # who leaves gives up what is on its way
+
+    def receive(communicator: Communicator) -> list[float]:
+        assert sent.wait(HANG_S)
+        tensor, found = torch.empty(5), []
+        for _ in range(received + 1):
+            communicator.receive(tensor, 0)
+            found.append(tensor[4].item())
+        communicator.broadcast(tensor, 1)
+        return found
+
+    assert run_ranks(WorldShape(2), send, receive)[1] == [0, 1, 2, 3, 9]
+
+
+def wrong_calls(communicator: ProcessGroupCommunicator) -> Iterator[Callable[[], None]]:
+    tensor = torch.ones(4)
+    yield lambda: communicator.all_reduce(tensor, "pp")
+    yield lambda: communicator.all_reduce(tensor.half())
+    yield lambda: communicator.all_reduce(torch.ones(4, 2).T)
+    yield lambda: communicator.all_reduce(tensor.to("meta"))
+    yield lambda: communicator.all_gather(torch.ones(7), tensor)
+    yield lambda: communicator.reduce_scatter(torch.ones(3), tensor)
+    yield lambda: communicator.broadcast(tensor, 2)
+    yield lambda: communicator.send(tensor, communicator.rank)
+    yield lambda: communicator.receive(tensor, 5)
+
+
+def test_a_wrong_argument_is_refused_before_another_rank_notices() -> None:
+    def work(communicator: ProcessGroupCommunicator) -> list[str]:
+        for call in wrong_calls(communicator):
+            with pytest.raises(ValueError, match=r"\w"):
+                call()
+        return wrong_results(communicator, nearly_equal, (3,))
+
+    assert run_ranks(TWO, work) == [[], []]
+
+
+def test_a_rank_that_leaves_fails_the_others_and_all_their_later_calls() -> None:
+    def leave(communicator: ProcessGroupCommunicator) -> None:
+        communicator.all_reduce(torch.ones(2))
+        communicator.close()
+        communicator.close()
+
+    def stay(communicator: ProcessGroupCommunicator) -> str:
+        communicator.all_reduce(torch.ones(2))
+        with pytest.raises(CollectiveError) as first:
+            communicator.all_reduce(torch.ones(2))
+        with pytest.raises(CollectiveError, match=r"^A collective has failed: "):
+            communicator.broadcast(torch.ones(1), 0)
+        with pytest.raises(CollectiveError, match=r"^A collective has failed: "):
+            communicator.check()
+        assert communicator.failure() == first.value.cause
+        return str(first.value)
+
+    said = run_ranks(WorldShape(3), leave, stay, stay)[1:]
+
+    for text in said:
+        assert text.startswith("A collective has failed: ")
+        assert text.endswith(" call 2 of group 'world' (all_reduce, 8 B of float32).")
+
+
+def test_a_rank_that_gives_up_says_why_and_the_others_fail() -> None:
+    def give_up(communicator: ProcessGroupCommunicator) -> str:
+        communicator.abort("Its card is lost.")
+        with pytest.raises(CollectiveError, match=r"^Its card is lost\."):
+            communicator.send(torch.ones(1), 1)
+        return communicator.failure() or ""
+
+    def wait(communicator: ProcessGroupCommunicator) -> str:
+        with pytest.raises(CollectiveError) as raised:
+            communicator.receive(torch.ones(1), 0)
+        return raised.value.cause
+
+    first, second = run_ranks(WorldShape(2), give_up, wait)
+
+    assert first == "Its card is lost."
+    assert second.startswith("A collective has failed: ")
+
+
+def test_a_rank_that_does_not_join_is_missed() -> None:
+    store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
+
+    with pytest.raises(CollectiveError, match=r"^A rank has not joined: "):
+        ProcessGroupCommunicator(gloo(), store, WorldShape(2), 0, timeout_s=0.5)
+
+
+def test_ranks_of_a_host_find_each_other_in_a_folder_that_goes_with_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem_engine.parallel.hccl.hccl", gloo)
+    shape = WorldShape(2)
+
+    with closing(HcclWorld(shape)) as world:
+        address: HcclAddress = world.address
+
+        def be(rank: int) -> list[str]:
+            with closing(address.join(shape, rank, timeout_s=HANG_S)) as communicator:
+                return wrong_results(communicator, nearly_equal, (3,))
+
+        with ThreadPoolExecutor(2) as ranks:
+            assert list(ranks.map(be, range(2))) == [[], []]
+    assert not Path(address.store).parent.exists()
