@@ -6,7 +6,7 @@ What it cannot do: compare the ranks' calls, and hear a rank outside of calls. A
 found by those that started it; one that hangs, by the time-out of the call that waits for it.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _MOVED: Final = (
     *_SUMMED, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool,
 )  # fmt: skip
 _SENDS: Final = 4
-"""Calls of send that a rank may be ahead of the receiver, as with shared memory."""
+"""Calls of send in a group that a rank may be ahead of the receivers, as with shared memory."""
 
 MakeGroup = Callable[[Any, Group, int, timedelta], Any]
 """Makes a process group of a store, the members, this rank's place among them and a time-out."""
@@ -75,9 +75,11 @@ class ProcessGroupCommunicator:
     ) -> None:
         self._backend, self._shape, self._rank = backend, shape, rank
         self._groups = shape.groups_of(rank)
-        self._calls = defaultdict[str, deque[RecordedCall]](lambda: deque(maxlen=RECORD_LENGTH))
+        self._calls = deque[RecordedCall](maxlen=RECORD_LENGTH)
+        self._numbers = dict.fromkeys(self._groups, 0)
         self._last: dict[str, Any] = {}
-        self._sends = deque[tuple[Any, Tensor]]()
+        # Each group has a thread of its own, which must not wait for another one's receiver.
+        self._sends = {name: deque[tuple[Any, Tensor]]() for name in self._groups}
         self._cause: str | None = None
         self._is_closed = False
         try:
@@ -154,14 +156,15 @@ class ProcessGroupCommunicator:
         other_rank(target, self._groups[group], self._rank)
         if is_empty:
             return
-        while len(self._sends) >= _SENDS:
-            work, _ = self._sends.popleft()
+        sends = self._sends[group]
+        while len(sends) >= _SENDS:
+            work, _ = sends.popleft()
             self._await(work)
         copy = _bytes(tensor).clone()
         work = self._start(
             f"send to {target}", tensor, group, lambda members: members.send([copy], target, 0)
         )
-        self._sends.append((work, copy))
+        sends.append((work, copy))
 
     def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Fill `tensor` with what the member at place `source` sends."""
@@ -234,9 +237,9 @@ class ProcessGroupCommunicator:
         self, operation: str, tensor: Tensor, group: str, start: Callable[[Any], Any]
     ) -> Any:
         self._raise_failure()
-        calls = self._calls[group]
-        number = calls[-1].number + 1 if calls else 1
-        calls.append(RecordedCall(number, group, operation, tensor.nbytes, name_of(tensor.dtype)))
+        self._numbers[group] += 1
+        size, dtype = tensor.nbytes, name_of(tensor.dtype)
+        self._calls.append(RecordedCall(self._numbers[group], group, operation, size, dtype))
         try:
             self._last[group] = start(self._members[group])
         except KeyError:
@@ -258,8 +261,7 @@ class ProcessGroupCommunicator:
 
     def _failed(self, cause: str) -> CollectiveError:
         self._cause = self._cause or cause
-        last = [calls[-1] for calls in self._calls.values() if calls]
-        own = RankCalls(self._rank, last)
+        own = RankCalls(self._rank, tuple(self._calls))
         return CollectiveError(rank=self._rank, cause=self._cause, own=own, peer=own)
 
     def _end_groups(self) -> None:

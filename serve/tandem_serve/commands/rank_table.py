@@ -133,8 +133,11 @@ def _check(
 
 
 def show_ranks(service: InferenceService) -> None:
-    """Print the memory of each rank, once they are checked, to standard error."""
-    if service.spec.engine.parallelism.ranks == 1:
+    """Print the memory of each rank, once they are checked, to standard error.
+
+    That of a card is not in the manifest.
+    """
+    if service.spec.engine.parallelism.ranks == 1 or service.spec.device != "cpu":
         return
     if not _is_here(service.spec.model):
         settings = "tp and pp"
@@ -163,6 +166,8 @@ def note_slow_sizes(service: InferenceService) -> None:
 
     To be called once `check_ranks` has refused nothing.
     """
+    if service.spec.device != "cpu":
+        return
     if service.spec.engine.parallelism.ranks == 1 or not _is_here(service.spec.model):
         return
     try:

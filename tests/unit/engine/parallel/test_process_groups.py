@@ -88,6 +88,37 @@ def test_a_sender_goes_on_before_its_receiver_reads_and_may_overwrite_what_it_se
     assert run_ranks(WorldShape(2), send, receive)[1] == [0, 1, 2, 3, 9]
 
 
+def test_a_receiver_that_is_late_delays_no_send_in_another_group() -> None:
+    shape = WorldShape(3, (Group("near", (0, 1)), Group("far", (0, 2))))
+    has_sent = threading.Event()
+
+    def send(communicator: Communicator) -> None:
+        for number in range(4):
+            communicator.send(torch.full((5,), float(number)), 1, "near")
+        for number in range(6):  # more than may be on their way, of which rank 2 reads each
+            communicator.send(torch.full((5,), float(number)), 1, "far")
+        has_sent.set()
+        communicator.all_reduce(torch.ones(1))
+
+    def read_late(communicator: Communicator) -> list[float]:
+        assert has_sent.wait(HANG_S)
+        return read(communicator, 4, "near")
+
+    def read_at_once(communicator: Communicator) -> list[float]:
+        return read(communicator, 6, "far")
+
+    def read(communicator: Communicator, count: int, group: str) -> list[float]:
+        found = []
+        for _ in range(count):
+            tensor = torch.empty(5)
+            communicator.receive(tensor, 0, group)
+            found.append(tensor[0].item())
+        communicator.all_reduce(torch.ones(1))
+        return found
+
+    assert run_ranks(shape, send, read_late, read_at_once)[1:] == [[0, 1, 2, 3], [*range(6)]]
+
+
 def wrong_calls(communicator: ProcessGroupCommunicator) -> Iterator[Callable[[], None]]:
     tensor = torch.ones(4)
     yield lambda: communicator.all_reduce(tensor, "pp")

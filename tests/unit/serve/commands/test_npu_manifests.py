@@ -77,6 +77,20 @@ def test_layers_too_wide_for_8_bits_are_refused(tmp_path: Path) -> None:
     assert "a layer of 70000 outputs and 192 inputs is in 8 bits, and on device npu" in done.stderr
 
 
+def test_nothing_is_said_of_the_memory_of_ranks_whose_cards_are_not_known(tmp_path: Path) -> None:
+    done = command(
+        "validate",
+        tmp_path,
+        described(tmp_path / "model", head_dim=128, intermediate_size=30),
+        engine={"parallelism": {"tp": 2}},
+        resources={"cpu": 2, "npu": 2},
+    )
+
+    assert done.exit_code == 0, done.stderr
+    assert "Memory of each rank" not in done.stderr
+    assert "plain torch" not in done.stderr
+
+
 def test_a_checkpoint_elsewhere_is_not_checked(tmp_path: Path) -> None:
     assert command("validate", tmp_path, "pvc://models/tiny").exit_code == 0
 
