@@ -265,8 +265,10 @@ class ProcessGroupCommunicator:
         return CollectiveError(rank=self._rank, cause=self._cause, own=own, peer=own)
 
     def _end_groups(self) -> None:
-        # gloo's connections close when nothing holds the group any more; HCCL's by abort.
-        members, self._members = self._members, {}
+        # gloo's connections close when nothing holds the group, nor work of it; HCCL's by abort.
+        members, self._members, self._last = self._members, {}, {}
+        for sends in self._sends.values():
+            sends.clear()
         for group in members.values():
             with suppress(RuntimeError):
                 group.abort()

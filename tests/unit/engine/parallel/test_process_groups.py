@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,39 @@ Work = Callable[[ProcessGroupCommunicator], Any]
 TWO = WorldShape(2, (Group("tp", (1, 0)),))
 
 
+class Meeting:
+    """A point that all ranks reach before one goes on; an error of one ends the wait of all."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._barrier = threading.Barrier(num_ranks)
+
+    def wait(self) -> None:
+        self._barrier.wait(HANG_S)
+
+    @contextmanager
+    def after(self) -> Iterator[None]:
+        """Wait at the end of the block: who leaves a world gives up what others still read."""
+        try:
+            yield
+        except BaseException:
+            self._barrier.abort()
+            raise
+        self.wait()
+
+
 def run_ranks(shape: WorldShape, *works: Work) -> list[Any]:
     """Results of the ranks; all do the first work, unless there is one for each."""
+    end = Meeting(shape.size)
     store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
 
     def be(rank: int) -> Any:
         work = works[rank] if len(works) > 1 else works[0]
-        with closing(
-            ProcessGroupCommunicator(gloo(), store, shape, rank, timeout_s=HANG_S)
-        ) as communicator:
+        with (
+            closing(
+                ProcessGroupCommunicator(gloo(), store, shape, rank, timeout_s=HANG_S)
+            ) as communicator,
+            end.after(),
+        ):
             return work(communicator)
 
     with ThreadPoolExecutor(shape.size) as ranks:
@@ -143,13 +167,17 @@ def test_a_wrong_argument_is_refused_before_another_rank_notices() -> None:
 
 
 def test_a_rank_that_leaves_fails_the_others_and_all_their_later_calls() -> None:
+    have_summed = Meeting(3)
+
     def leave(communicator: ProcessGroupCommunicator) -> None:
         communicator.all_reduce(torch.ones(2))
+        have_summed.wait()
         communicator.close()
         communicator.close()
 
     def stay(communicator: ProcessGroupCommunicator) -> str:
         communicator.all_reduce(torch.ones(2))
+        have_summed.wait()
         with pytest.raises(CollectiveError) as first:
             communicator.all_reduce(torch.ones(2))
         with pytest.raises(CollectiveError, match=r"^A collective has failed: "):
@@ -167,13 +195,17 @@ def test_a_rank_that_leaves_fails_the_others_and_all_their_later_calls() -> None
 
 
 def test_a_rank_that_gives_up_says_why_and_the_others_fail() -> None:
+    have_joined = Meeting(2)
+
     def give_up(communicator: ProcessGroupCommunicator) -> str:
+        have_joined.wait()
         communicator.abort("Its card is lost.")
         with pytest.raises(CollectiveError, match=r"^Its card is lost\."):
             communicator.send(torch.ones(1), 1)
         return communicator.failure() or ""
 
     def wait(communicator: ProcessGroupCommunicator) -> str:
+        have_joined.wait()
         with pytest.raises(CollectiveError) as raised:
             communicator.receive(torch.ones(1), 0)
         return raised.value.cause
@@ -195,13 +227,16 @@ def test_ranks_of_a_host_find_each_other_in_a_folder_that_goes_with_the_world(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandem_engine.parallel.hccl.hccl", gloo)
-    shape = WorldShape(2)
+    shape, end = WorldShape(2), Meeting(2)
 
     with closing(HcclWorld(shape)) as world:
         address: HcclAddress = world.address
 
         def be(rank: int) -> list[str]:
-            with closing(address.join(shape, rank, timeout_s=HANG_S)) as communicator:
+            with (
+                closing(address.join(shape, rank, timeout_s=HANG_S)) as communicator,
+                end.after(),
+            ):
                 return wrong_results(communicator, nearly_equal, (3,))
 
         with ThreadPoolExecutor(2) as ranks:
