@@ -59,4 +59,9 @@ def is_due(before: Mapping[str, Any] | None, after: Document) -> bool:
 def _differ(was: Mapping[str, int], now: Mapping[str, int]) -> bool:
     if was.keys() != now.keys() or was["rank"] != now["rank"]:
         return True
-    return any(abs(size - was[name]) > _MOVED * size for name, size in now.items())
+    return any(has_moved(was[name], size) for name, size in now.items())
+
+
+def has_moved(was: int, now: int) -> bool:
+    """Return True when sizes differ by more than from one start to the next."""
+    return abs(now - was) > _MOVED * now

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tandem_operator.ranks.document import has_moved
+
 _LINE: Final = re.compile(rb"^tandem_device_info\{([^\n]{0,1024})\} 1(?:\.0)?$", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,32})="([^"\\\n]{0,256})"')
 _FIELDS: Final = {
@@ -51,7 +53,7 @@ def device_document(replicas: Sequence[Mapping[str, Any]], now: str) -> Document
 
 
 def is_due(before: Mapping[str, Any] | None, after: Document) -> bool:
-    """Return True when `after` names another device, or its software."""
-    if before is None:
+    """Return True when `after` names another device, its software, or more or less memory."""
+    if before is None or has_moved(before.get("memoryBytes", 0), after["memoryBytes"]):
         return True
     return any(before.get(field) != after[field] for field in ("type", "name", "software"))

@@ -72,7 +72,10 @@ def test_it_is_written_where_it_names_another_device() -> None:
     assert before
 
     assert is_due(None, before)
-    assert not is_due(before, {**before, "memoryBytes": 1, "measuredAt": "later"})
+    assert not is_due(
+        before, {**before, "memoryBytes": (60 << 30) - (1 << 29), "measuredAt": "later"}
+    )
+    assert is_due(before, {**before, "memoryBytes": 30 << 30})
     assert is_due(before, {**before, "software": "CANN 9"})
 
 
