@@ -83,7 +83,11 @@ class ProcessGroupCommunicator:
         self._cause: str | None = None
         self._is_closed = False
         try:
-            self._members = self._join(store, timedelta(seconds=timeout_s))
+            timeout = timedelta(seconds=timeout_s)
+            self._members = self._join(store, timeout)
+            # HCCL connects in the first call, and gloo's ends do so one after the other.
+            store.set(_joined(rank), "")
+            store.wait([_joined(other) for other in range(shape.size)], timeout)
         except RuntimeError as error:
             raise self._failed(f"A rank has not joined: {_first_line(error)}.") from error
 
@@ -272,6 +276,10 @@ class ProcessGroupCommunicator:
         for group in members.values():
             with suppress(RuntimeError):
                 group.abort()
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
 
 
 def name_in_store(group: Group) -> str:
