@@ -90,11 +90,8 @@ def test_in_8_bits_as_many_are_right_but_for_half_a_point() -> None:
     assert accuracy(held_out(), said) >= least, misses(held_out(), said)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, marks=pytest.mark.slow), {"quantization": "w8a8"}],
-    ids=["float", "w8a8"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"quantization": "w8a8"}], ids=["float", "w8a8"])
 def test_with_a_kv_cache_in_8_bits_as_many_are_right_but_for_half_a_point(
     settings: dict[str, Any],
 ) -> None:
@@ -104,7 +101,7 @@ def test_with_a_kv_cache_in_8_bits_as_many_are_right_but_for_half_a_point(
     assert accuracy(held_out(), said) >= least, misses(held_out(), said)
 
 
-@pytest.mark.parametrize("chunk", [16, 48])
+@pytest.mark.parametrize("chunk", [pytest.param(16, marks=pytest.mark.slow), 48])
 def test_in_8_bits_answers_do_not_depend_on_how_prompts_are_cut(chunk: int) -> None:
     settings: dict[str, Any] = {"count": 60, "quantization": "w8a8", "dtype": "float32"}
     cuts = MIX.model_copy(

@@ -162,7 +162,11 @@ def test_the_searches_that_are_compared_find_different_things() -> None:
     assert any(len(said[0]) == NUM_OUTPUT for said in found.values())
 
 
-@pytest.mark.parametrize("caches", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize(
+    "caches",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["prefix cache", "no prefix cache"],
+)
 @pytest.mark.parametrize("name", PLAIN)
 def test_beams_that_lose_their_blocks_are_those_of_transformers_whatever_the_strategy(
     name: str, *, caches: bool

@@ -108,8 +108,8 @@ def compare(name: str, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("num_beams", [2, 3, 4])
+@pytest.mark.parametrize("length_penalty", [0.5, pytest.param(1.0, marks=pytest.mark.slow), 1.5])
+@pytest.mark.parametrize("num_beams", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_outputs_and_order_are_those_of_transformers(
     name: str, num_beams: int, length_penalty: float, early_stopping: EarlyStopping

@@ -77,14 +77,9 @@ async def test_a_replica_with_a_draft_model_says_the_same(temperature: float) ->
     assert f"Loaded the draft model {TINY}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "parallelism",
-    [
-        pytest.param({"tp": 2}, marks=pytest.mark.slow),
-        {"pp": 2},
-        pytest.param({"dp": 2}, marks=pytest.mark.slow),
-    ],
-    ids=lambda sizes: next(iter(sizes)),
+    "parallelism", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=lambda sizes: next(iter(sizes))
 )
 async def test_ranks_have_a_draft_model_on_the_first(parallelism: dict[str, Any]) -> None:
     async with engine_of(num_kv_blocks=256) as (engine, _):

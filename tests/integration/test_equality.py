@@ -35,6 +35,7 @@ from tests.integration.bench import (
     with_async_scheduling,
     without_cache,
 )
+from tests.slow import slow_but
 from tests.tiny import TINY, held_out
 
 
@@ -221,7 +222,7 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     assert again.stats.num_hit_tokens == len(prompt) // BLOCK_SIZE * BLOCK_SIZE
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", slow_but(PLAIN, SCHEDULES))
 def test_with_async_scheduling_every_strategy_gives_the_same_tokens(name: str) -> None:
     outcome = run(with_async_scheduling(SCHEDULES[name]), crowd())
 

@@ -285,7 +285,7 @@ def test_the_crowd_loses_blocks_shares_them_and_forks(decoder: Decoder, name: st
     assert any(not point.is_engine_thread for point in faults.points) == (name == "async")
 
 
-@pytest.mark.parametrize(("stride", "each"), [(31, 1), pytest.param(1, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("stride", "each"), [(61, 1), pytest.param(1, 4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_fault_anywhere_fails_one_step_and_the_others_say_the_same(
     decoder: Decoder, name: str, stride: int, each: int

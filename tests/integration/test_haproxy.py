@@ -10,7 +10,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -141,30 +143,52 @@ def content_length(head: bytes) -> int:
 @pytest.fixture
 def replica() -> Iterator[FakeReplica]:
     with FakeReplica() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.may_answer.set()
         server.shutdown()
 
 
+# Stand for the ports of a test in what Serve has written.
+PORT, SERVER, METRICS, STATS = 60_001, 60_002, 60_003, 60_004
+
+
+@cache
+def written_by_serve(*, has_replica: bool) -> tuple[str, str]:
+    """What Serve writes for one application with or without a replica, and the folder it names.
+
+    Written once, as it takes a process that imports Serve.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "haproxy.cfg"
+        own = {
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(file),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(METRICS),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(STATS),
+        }
+        subprocess.run(
+            [sys.executable, "-c", RENDER, str(PORT), str(SERVER * has_replica)],
+            env={**os.environ, **RAY_ENV, **own},
+            check=True,
+            capture_output=True,
+        )
+        return file.read_text(), name
+
+
 def ray_s_configuration(folder: Path, *, port: int, server: int) -> Path:
     """The file that Serve writes for one application with one replica; `server` 0: without any."""
+    text, written_in = written_by_serve(has_replica=server > 0)
+    own = {PORT: port, SERVER: server, METRICS: free_port(), STATS: free_port()}
+    for stand_in, number in own.items():
+        assert str(stand_in) in text or (stand_in, server) == (SERVER, 0)
+        text = text.replace(str(stand_in), str(number))
     file = folder / "haproxy.cfg"
-    own = {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(file),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-    }
-    subprocess.run(
-        [sys.executable, "-c", RENDER, str(port), str(server)],
-        env={**os.environ, **RAY_ENV, **own},
-        check=True,
-        capture_output=True,
-    )
+    file.write_text(text.replace(written_in, str(folder)))
     return file
 
 

@@ -68,6 +68,7 @@ async def read(stream: RequestStream) -> tuple[int, ...]:
     return tuple([token_id async for output in stream for token_id in output.token_ids])
 
 
+@pytest.mark.slow
 async def test_an_abort_at_every_collective_of_a_cut_step_leaves_the_others_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

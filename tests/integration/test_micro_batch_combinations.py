@@ -161,12 +161,12 @@ COMBINATIONS: dict[str, Combination] = {
 
 
 OFTEN: Final = (
-    "tp 2", "SplitFuse", "prefix cache", "SLO", "async scheduling", "choices", "beams", "drafts",
-    "recompute", "aborts", "all at once", "tp 2, sp",
+    "tp 2", "SplitFuse", "prefix cache", "choices", "beams", "drafts", "aborts", "all at once",
 )  # fmt: skip
 """Those that `make test` takes. What the others are made of is in one of them, or in another test
-of ranks: "all at once" has both kinds of 8 bits, sp has Standard, "recompute" loses its blocks, and
-top logits, swap, stages, four ranks and dp are in test_ranks.py and test_dp_ranks.py."""
+of ranks: "all at once" has both kinds of 8 bits, SLO and async scheduling, and Standard, top
+logits, lost blocks, swap, stages, sp, four ranks and dp are in test_ranks.py and test_dp_ranks.py.
+"""
 
 
 class Groups:

@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
@@ -80,6 +81,7 @@ async def test_an_engine_cuts_steps_and_tells_what_that_brings_and_costs() -> No
     assert after["tandem_micro_batch_kv_blocks",] > 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_a_cut_step_is_named() -> None:
     with ranks_of(ParallelShape(tp=2), micro_batch=True) as (group, executor), forced_cuts():
         (pid,) = group.pids
@@ -104,6 +106,7 @@ def test_a_rank_that_is_killed_in_a_cut_step_is_named() -> None:
     assert group.pids == []
 
 
+@pytest.mark.slow
 async def test_blocks_that_are_given_cost_nothing() -> None:
     lines: list[str] = []
     engine = start(lines, num_kv_blocks=200)

@@ -316,6 +316,7 @@ def test_ranks_give_those_of_transformers(name: str) -> None:
             assert {name: outcome.tokens[name] for name in truth().tokens} == truth().tokens
 
 
+@pytest.mark.slow
 def test_micro_batches_beside_them_change_nothing() -> None:
     mixture = [
         one for pair in zip(scoring(crowd())[::2], crowd()[1::2], strict=False) for one in pair

@@ -101,6 +101,7 @@ def test_a_rank_killed_while_idle_ends_its_replica_and_no_other(
     assert cause.startswith("Rank 1 was ended by SIGKILL.")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_a_step_ends_the_replica() -> None:
     with replica(wait_to_go_on) as made:
         cause = asyncio.run(lost_by(made, signal.SIGKILL))
@@ -138,10 +139,14 @@ def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> N
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        (run_out_of_memory, "MemoryError: no 7 GiB for the sums"),
-        (fail, "RuntimeError: there is no such kernel"),
+        pytest.param(
+            run_out_of_memory,
+            "MemoryError: no 7 GiB for the sums",
+            id="out of memory",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(fail, "RuntimeError: there is no such kernel", id="raises"),
     ],
-    ids=["out of memory", "raises"],
 )
 def test_a_rank_that_fails_in_a_step_ends_the_replica(fault: Fault, error: str) -> None:
     with replica(fault) as made:

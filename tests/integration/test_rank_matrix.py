@@ -38,7 +38,6 @@ from tests.integration.bench import (
     with_async_scheduling,
 )
 from tests.integration.test_ranks import ranks_of
-from tests.slow import slow_but
 from tests.unit.engine.native import native_kernels
 
 MAX_POSITIONS: Final = 1024
@@ -92,8 +91,9 @@ SHAPES: Final = {
     "dp2": ParallelShape(dp=2),
     "tp2-dp2": ParallelShape(tp=2, dp=2),
 }
-IN_CI: Final = ("Qwen 3", "tp2", "splitfuse", "swap")
-"""All that is not called so is slow, and left to `make test-ranks`."""
+
+# test_ranks.py has what `make test` takes: tp2, and tp2-pp2-sp, of tandem-tiny.
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., Path]
 
@@ -166,13 +166,13 @@ def several(name: str, prompt: Tokens, count: int, **sampling: Any) -> Request:
     )
 
 
-@pytest.fixture(scope="module", params=slow_but(IN_CI, FAMILIES))
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, make_checkpoint: Make) -> tuple[str, Path]:
     architecture, overrides = FAMILIES[request.param]
     return request.param, make_checkpoint(architecture, **{**SIZES, **overrides})
 
 
-@pytest.fixture(scope="module", params=slow_but(IN_CI, SHAPES))
+@pytest.fixture(scope="module", params=SHAPES)
 def group(request: pytest.FixtureRequest, family: tuple[str, Path]) -> Iterator[Ranks]:
     """One group for each family and shape; one engine after another uses it."""
     shape = SHAPES[request.param]
@@ -284,7 +284,7 @@ def test_the_requests_are_those_of_the_issue(family: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("template", slow_but(IN_CI, ["continuous", "splitfuse"]))
+@pytest.mark.parametrize("template", ["continuous", "splitfuse"])
 def test_ranks_say_what_one_says(
     family: tuple[str, Path], group: Ranks, template: str, *, is_async: bool
 ) -> None:
@@ -298,7 +298,7 @@ def test_ranks_say_what_one_says(
     assert outcome.stats.num_hit_tokens > 0
 
 
-@pytest.mark.parametrize("way", slow_but(IN_CI, ["recompute", "swap"]))
+@pytest.mark.parametrize("way", ["recompute", "swap"])
 def test_ranks_say_what_one_says_when_blocks_are_scarce(
     family: tuple[str, Path], group: Ranks, way: str
 ) -> None:

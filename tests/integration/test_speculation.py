@@ -94,8 +94,14 @@ def method_of(name: str) -> Method:
 
 
 METHODS: Final = ("ngram", "auto", "the model itself", "a model that errs", "auto with a model")
-OFTEN: Final = ("ngram", "a model that errs")
-"""Those that `make test` has with every schedule; it has all of them with all at once."""
+NGRAM_OFTEN: Final = ("continuous", "splitfuse", "async", "swap")
+"""Schedules that `make test` has with drafts that repeat the prompt; it has the others with a model
+that errs, and all at once with every method."""
+
+
+def often(schedule: str) -> str:
+    """Return the method that `make test` has with a schedule."""
+    return "ngram" if schedule in NGRAM_OFTEN else "a model that errs"
 
 
 def schedules_and_methods() -> list[Any]:
@@ -104,7 +110,7 @@ def schedules_and_methods() -> list[Any]:
         pytest.param(
             name,
             method,
-            marks=() if method in OFTEN or name == "all at once" else pytest.mark.slow,
+            marks=() if name == "all at once" or method == often(name) else pytest.mark.slow,
         )
         for name in SCHEDULES
         for method in METHODS

@@ -130,6 +130,7 @@ async def test_a_second_caller_waits_for_the_first_one(two_ranks: AsyncEngine) -
     assert (len(first.steps), len(second.steps)) == (4, 6)
 
 
+@pytest.mark.slow
 async def test_a_recording_ends_when_the_engine_stops() -> None:
     engine = start([])
     waiting = asyncio.create_task(engine.timeline(500, within_s=HANG_S))

@@ -84,6 +84,10 @@ def schedule_of(budget: int | None) -> ScheduleConfig:
     return ScheduleConfig(template_type="Mix", cache_block_size=BLOCK_SIZE, split_fuse=split)
 
 
+SELDOM = ("Llama 3, MHA", "Qwen2, biases, tied")
+"""Those that `make test` leaves out: MQA is further from GQA, and Qwen2.5 has biases, too."""
+
+
 def prompts_of(vocab_size: int) -> list[tuple[int, ...]]:
     """64 prompts of 1 … 700 tokens, the ends of the range included."""
     chance = random.Random(20)
@@ -156,7 +160,11 @@ def compare(checkpoint: Path, budget: int | None, monkeypatch: pytest.MonkeyPatc
 # What an architecture computes does not depend on the schedule; tandem-tiny has the schedules.
 @pytest.mark.parametrize("budget", schedules("budget 64"))
 @pytest.mark.parametrize(
-    ("architecture", "overrides"), ARCHITECTURES.values(), ids=ARCHITECTURES.keys()
+    ("architecture", "overrides"),
+    [
+        pytest.param(*each, id=name, marks=pytest.mark.slow if name in SELDOM else ())
+        for name, each in ARCHITECTURES.items()
+    ],
 )
 def test_random_weights_give_the_tokens_of_transformers(
     make_checkpoint: Callable[..., Path],
@@ -169,7 +177,7 @@ def test_random_weights_give_the_tokens_of_transformers(
     compare(checkpoint, budget, monkeypatch)
 
 
-@pytest.mark.parametrize("budget", schedules("budget 16", "Standard"))
+@pytest.mark.parametrize("budget", schedules("budget 16"))
 def test_tandem_tiny_gives_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch, budget: int | None
 ) -> None:

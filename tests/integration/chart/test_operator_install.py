@@ -25,6 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
+@pytest.mark.slow
 def test_the_operator_starts_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [installed / "bin/tandem-operator", "--help"],

@@ -11,7 +11,7 @@ from tests.figures import Figures
 from tests.integration.hostile.conftest import Server
 from tests.integration.hostile.requests import Request, requests
 
-SAMPLES, ALL = 500, 5000
+SAMPLES, ALL = 200, 5000
 WARM_UP = 0.3
 """Share of the requests after which caches have filled."""
 GROWTH_BYTES = 32 * 2**20

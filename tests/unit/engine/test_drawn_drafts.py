@@ -25,7 +25,7 @@ from tandem_engine.sampling.row import Row
 VOCAB = 6
 NUM_ROWS = 500
 NUM_DRAWS = 200_000
-FEW_DRAWS = 50_000
+FEW_DRAWS = 20_000
 BLOCK_SIZE = 1024
 MOST = 4
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {

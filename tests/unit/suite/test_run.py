@@ -34,7 +34,10 @@ sys.exit(3 if execute(Run(name="endless", paths=({path!r},))).outcomes.is_interr
 """
 
 
-@pytest.mark.parametrize("disposition", ["signal.SIG_IGN", "signal.default_int_handler"])
+@pytest.mark.parametrize(
+    "disposition",
+    ["signal.SIG_IGN", pytest.param("signal.default_int_handler", marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_ended_in_the_background_cleans_up(tmp_path: Path, disposition: str) -> None:
     path, left, ready = tmp_path / "test_endless.py", tmp_path / "left", tmp_path / "ready"
     # Opening it waits for the other side.

@@ -15,7 +15,7 @@ from tests.figures import Figures
 from tests.unit.engine.checkpoint_fuzz.damage import damaged
 from tests.unit.engine.checkpoint_fuzz.sound import Draft, sound
 
-SAMPLES, ALL = 150, 2000
+SAMPLES, ALL = 60, 2000
 LONGEST = 2000
 SECTION = "fuzzing of checkpoints"
 DETERMINISTIC = settings(

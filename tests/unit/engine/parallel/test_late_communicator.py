@@ -193,7 +193,11 @@ def _forget(_: Any) -> None:
     """The other ranks need no message."""
 
 
-@pytest.mark.parametrize("shape", [ParallelShape(tp=2), ParallelShape(pp=2)], ids=name_of)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(ParallelShape(tp=2), marks=pytest.mark.slow), ParallelShape(pp=2)],
+    ids=name_of,
+)
 def test_a_fault_that_comes_late_ends_the_step(make_checkpoint: Make, shape: ParallelShape) -> None:
     folder = make_checkpoint("Qwen3ForCausalLM", num_hidden_layers=3)
 

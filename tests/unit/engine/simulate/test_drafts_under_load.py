@@ -57,15 +57,8 @@ def goodput(
     return len(kept) / result.wall_s, result.num_steps
 
 
-@pytest.mark.parametrize(
-    "rate",
-    [
-        pytest.param(2.0, marks=pytest.mark.slow),
-        12.0,
-        pytest.param(20.0, marks=pytest.mark.slow),
-        pytest.param(30.0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [2.0, 12.0, 20.0, 30.0])
 def test_goodput_is_not_lower_with_drafts(rate: float) -> None:
     prices = DraftPrices()
     without, _ = goodput("off", rate, prices)

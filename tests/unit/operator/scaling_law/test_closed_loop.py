@@ -21,7 +21,7 @@ from tests.unit.operator.scaling_law.queue_model import CAPACITY, Run
 
 POLICY: Final = ScalingPolicy(min_replicas=1, max_replicas=16)
 STEP_S: Final = 600.0
-SEEDS: Final = (1, 2)
+SEEDS: Final = (1, pytest.param(2, marks=pytest.mark.slow))
 
 
 def step(before: float, after: float) -> Callable[[float], float]:
@@ -152,7 +152,7 @@ def test_without_a_known_capacity_it_still_does_not_cascade() -> None:
         ({"arrival_rate": 0.0}, Reason.METRICS_DISAGREE),
     ],
 )
-@pytest.mark.parametrize("outage_s", [60.0, 900.0])
+@pytest.mark.parametrize("outage_s", [pytest.param(60.0, marks=pytest.mark.slow), 900.0])
 def test_bad_data_holds_and_afterwards_it_goes_on(
     values: dict[str, object], reason: Reason, outage_s: float
 ) -> None:

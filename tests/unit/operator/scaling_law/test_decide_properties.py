@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_operator.scaling_law.decide import decide
@@ -208,6 +208,8 @@ def test_no_replica_is_removed_within_the_window_after_one_was_added(data: st.Da
     assert not [1 for up in grown for down in removed if 0 <= down - up < policy.down_window_s]
 
 
+# An example is 200 decisions.
+@settings(max_examples=settings().max_examples // 5)
 @given(st.sampled_from([1.0, 5.0, 20.0, 60.0]), st.integers(1, 12))
 def test_a_steady_load_settles_without_turning(load: float, replicas: int) -> None:
     policy, history, now = ScalingPolicy(max_replicas=12), History(), 0.0
@@ -244,7 +246,7 @@ def steady(replicas: int, load: float) -> Observation:
     )
 
 
-@pytest.mark.parametrize("size", [5000])
+@pytest.mark.parametrize("size", [1500])
 def test_the_past_stays_small(size: int) -> None:
     history = History()
     for moment in range(size):
