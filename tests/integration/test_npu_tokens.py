@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -68,7 +69,7 @@ async def answers(
     count: int, params: Mapping[str, SamplingParams], **settings: Any
 ) -> dict[str, list[str]]:
     """What an engine says to questions, all at once, with each of some parameters."""
-    config = EngineConfig(model_path=str(TINY), **{"num_kv_blocks": 512, **settings})
+    config = EngineConfig(**{"model_path": str(TINY), "num_kv_blocks": 512, **settings})
     engine = build_engine(config, report=lambda line: None)
     names = [(at, each) for at in range(count) for each in params]
     chats = held_out(count)
@@ -87,6 +88,22 @@ async def answers(
 @pytest.mark.parametrize("name", slow_but(["chunks beside decodes"], SETTINGS))
 def test_an_engine_says_the_same_as_on_the_cpu(npu: Callable[[], None], name: str) -> None:
     settings = {"dtype": "float32", **SETTINGS[name]}
+    expected = asyncio.run(answers(QUESTIONS, PARAMS, **settings))
+
+    npu()
+
+    assert asyncio.run(answers(QUESTIONS, PARAMS, **settings)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
+def test_each_architecture_says_the_same_as_on_the_cpu(
+    npu: Callable[[], None], make_checkpoint: Callable[..., Path], architecture: str
+) -> None:
+    folder = make_checkpoint(architecture, head_dim=128, max_position_embeddings=1024)
+    settings = {"dtype": "float32", "schedule": MIX, "model_path": str(folder)}
     expected = asyncio.run(answers(QUESTIONS, PARAMS, **settings))
 
     npu()

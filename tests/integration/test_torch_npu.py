@@ -8,10 +8,13 @@ import pytest
 
 from tests.npu.schemas import SCHEMAS
 from tests.npu.torch_npu import TorchNpu
+from tests.unit.docs.pages import ROOT, rows
 
 pytestmark = pytest.mark.slow
 
 OPEN = "tests.npu.open_npu"
+NPU_PAGE = ROOT / "docs/guides/npu.md"
+COSTS = ("launches a layer", "launches a step", "GB a step", "MB exchanged", "ms by bandwidth")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,18 @@ def test_the_operators_are_those_that_the_other_tests_declare(meta_calls: dict[s
 def test_every_operator_passes_its_own_meta_kernel(meta_calls: dict[str, Any]) -> None:
     assert set(meta_calls["calls"]) == set(SCHEMAS)
     assert all(meta_calls["calls"].values())
+
+
+def test_what_a_step_costs_is_what_the_page_shows(meta_calls: dict[str, Any]) -> None:
+    shown = {
+        name: numbers
+        for header, (name, *numbers) in rows(NPU_PAGE)
+        if header == ("linear layers", *COSTS)
+    }
+
+    assert shown == {
+        name: [str(costs[key]) for key in COSTS] for name, costs in meta_calls["costs"].items()
+    }
 
 
 @pytest.mark.parametrize(

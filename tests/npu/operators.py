@@ -225,6 +225,55 @@ def npu_dynamic_quant(x: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
     return values.round().nan_to_num().to(torch.int8), scales
 
 
+def npu_add_rms_norm_dynamic_quant(
+    x1: Tensor, x2: Tensor, gamma: Tensor, *, epsilon: float = 1e-6, **others: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The norm of x1 + x2 with a scale a row, nothing, the sum, those scales, nothing."""
+    _require(not any(others.values()), f"{', '.join(sorted(others))} are not described here")
+    _require(gamma.shape == x1.shape[-1:], "gamma has one dimension")
+    normed, _, total = npu_add_rms_norm(x1, x2, gamma, epsilon)
+    values, scales = npu_dynamic_quant(normed)
+    return values, values.new_empty(0), total, scales, scales.new_empty(0)
+
+
+def npu_add_rms_norm_quant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    scales1: Tensor,
+    zero_points1: Tensor | None,
+    beta: Tensor | None = None,
+    *,
+    epsilon: float = 1e-6,
+    div_mode: bool = True,
+    **others: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """round(norm * scales1 + zero_points1), cut off at 8 bits; nothing; the sum."""
+    used = {name for name, given in others.items() if given not in (None, -1)}
+    _require(not used and beta is None, f"{', '.join(sorted(used))} are not described here")
+    _require(not div_mode, "only products are described here")
+    assert zero_points1 is not None
+    shapes = {gamma.shape, scales1.shape, zero_points1.shape}
+    _require(shapes == {x1.shape[-1:]}, "gamma, scales and zero points: one for each column")
+    types = (scales1.dtype, zero_points1.dtype)
+    _require(types == (torch.float32, torch.int32), f"scales and zero points are {types}")
+    normed, _, total = npu_add_rms_norm(x1, x2, gamma, epsilon)
+    values = (normed.float() * scales1 + zero_points1).round().clamp(-128, 127)
+    return values.nan_to_num().to(torch.int8), values.new_empty(0), total
+
+
+def npu_dequant_swiglu_quant(
+    x: Tensor, *, activate_left: bool = False, quant_mode: int = 0, **others: Any
+) -> tuple[Tensor, Tensor]:
+    """The half that `activate_left` names by its sigmoid, times the other, with a scale a row."""
+    used = {name for name, given in others.items() if given != _default(name)}
+    _require(not used, f"{', '.join(sorted(used))} are not described here")
+    _require(quant_mode == 1, "only a scale a row is described here")
+    _require(x.dim() == 2, "rows have one dimension")
+    first, second = x.chunk(2, dim=-1)
+    return npu_dynamic_quant(npu_swiglu(x if activate_left else torch.cat((second, first), -1)))
+
+
 def npu_quantize(
     x: Tensor,
     scales: Tensor,
@@ -284,6 +333,10 @@ def _default(name: str) -> Any:
         "softmax_lse_flag": False,
         "quant_mode": "pertoken",
         "dst_type_max": 0.0,
+        "swiglu_mode": 0,
+        "clamp_limit": 7.0,
+        "glu_alpha": 1.702,
+        "glu_bias": 1.0,
     }
     return defaults.get(name)
 
@@ -295,6 +348,9 @@ def _require(holds: bool, sentence: str) -> None:
 
 IMPLEMENTATIONS: Final[dict[str, Callable[..., Any]]] = {
     "npu_add_rms_norm": npu_add_rms_norm,
+    "npu_add_rms_norm_dynamic_quant": npu_add_rms_norm_dynamic_quant,
+    "npu_add_rms_norm_quant": npu_add_rms_norm_quant,
+    "npu_dequant_swiglu_quant": npu_dequant_swiglu_quant,
     "npu_dynamic_quant": npu_dynamic_quant,
     "npu_fused_infer_attention_score": npu_fused_infer_attention_score,
     "npu_quant_matmul": npu_quant_matmul,

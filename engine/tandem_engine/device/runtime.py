@@ -61,6 +61,19 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 * width], gates first → silu(gate) * up, [tokens, width]."""
 
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        packed: PackedLinear,
+    ) -> tuple[Tensor, Tensor]:
+        """Return linear(rms_norm(x + residual)), and x + residual; None stands for zeros."""
+
+    def silu_mul_linear(self, gate_up: Tensor, packed: PackedLinear) -> Tensor:
+        """Return linear(silu_mul(gate_up))."""
+
     def prepare_attention(
         self,
         qkv: Tensor,

@@ -80,8 +80,8 @@ class KernelStages:
     def attention(self, layer: int, *, is_normed: bool) -> None:
         """Attention and output projection."""
         step, packed_layer = self._step, self._packed_model.layers[layer]
-        x = self._tokens() if is_normed else self._normed(packed_layer.attention_norm)
-        x = self._attended(packed_layer, x, step.cache[layer])
+        qkv = self._projected(packed_layer.attention_norm, packed_layer.qkv, is_normed=is_normed)
+        x = self._attended(packed_layer, qkv, step.cache[layer])
         is_last = layer == len(self._packed_model.layers) - 1
         if is_last and self._packed_model.head is not None:
             # K and V are written; from here on only the rows of the logits are computed.
@@ -92,10 +92,10 @@ class KernelStages:
 
     def mlp(self, layer: int, *, is_normed: bool) -> None:
         """Feed-forward layer."""
-        kernels, packed_layer = self._kernels, self._packed_model.layers[layer]
-        x = self._tokens() if is_normed else self._normed(packed_layer.mlp_norm)
-        x = kernels.silu_mul(kernels.linear(x, packed_layer.gate_up))
-        self._put(kernels.linear(x, packed_layer.down), is_shared=is_normed)
+        packed_layer = self._packed_model.layers[layer]
+        gate_up = self._projected(packed_layer.mlp_norm, packed_layer.gate_up, is_normed=is_normed)
+        x = self._kernels.silu_mul_linear(gate_up, packed_layer.down)
+        self._put(x, is_shared=is_normed)
 
     def leave(self, rows: slice | None) -> None:
         """Add the residual."""
@@ -116,13 +116,23 @@ class KernelStages:
     def close(self) -> None:
         """Do nothing: tensors go by themselves."""
 
-    def _attended(self, layer: PackedLayer, x: Tensor, cache: LayerCache) -> Tensor:
-        """[tokens, hidden] → [tokens, heads * head_dim], before the output projection."""
+    def _projected(self, norm: Tensor, packed: PackedLinear, *, is_normed: bool) -> Tensor:
+        """[tokens, hidden] → [tokens, out]: norm, unless `hidden` is it, and linear layer."""
+        kernels, x = self._kernels, self._tokens()
+        if is_normed:
+            return kernels.linear(x, packed)
+        self._hidden = None  # its memory is free from here on
+        x, self._residual = kernels.norm_linear(
+            x, self._residual, norm, self._packed_model.eps, packed
+        )
+        return x
+
+    def _attended(self, layer: PackedLayer, qkv: Tensor, cache: LayerCache) -> Tensor:
+        """Q, K and V of all heads → [tokens, heads * head_dim], before the output projection."""
         packed_model, kernels, metadata = self._packed_model, self._kernels, self._step.metadata
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = HeadNorms(layer.q_norm, layer.k_norm, packed_model.eps)
-        qkv = kernels.linear(x, layer.qkv)
         q = kernels.prepare_attention(qkv, packed_model.rope, *cache, metadata, norms=norms)
         return kernels.paged_attention(q, *cache, metadata, packed_model.scale)
 

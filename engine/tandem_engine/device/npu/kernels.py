@@ -18,6 +18,7 @@ from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedM
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
+from tandem_engine.device.unfused import UnfusedKernels
 
 _MASK_SIZE: Final = 2048
 """Rows and columns of the mask that stands for every causal one."""
@@ -25,7 +26,7 @@ _CAUSAL: Final = 3
 """sparse_mode: the last query sees the last key, and each one before it a key less."""
 
 
-class NpuKernels:
+class NpuKernels(UnfusedKernels):
     """See `runtime.Kernels` for what each does."""
 
     def __init__(self) -> None:
@@ -83,6 +84,26 @@ class NpuKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 * width] → [tokens, width]."""
         return npu().npu_swiglu(gate_up, dim=-1)  # type: ignore[no-any-return]
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        packed: PackedLinear,
+    ) -> tuple[Tensor, Tensor]:
+        """A layer in 8 bits has its inputs normed and quantised in one operator."""
+        if residual is None or not isinstance(packed, Int8Linear):
+            return super().norm_linear(x, residual, weight, eps, packed)
+        values, total = packed.quantize_normed(x, residual, weight, eps)
+        return packed.multiply(values, x.dtype), total
+
+    def silu_mul_linear(self, gate_up: Tensor, packed: PackedLinear) -> Tensor:
+        """A layer in 8 bits has its inputs gated and quantised in one operator."""
+        if not isinstance(packed, Int8Linear):
+            return super().silu_mul_linear(gate_up, packed)
+        return packed.multiply(packed.quantize_gated(gate_up), gate_up.dtype)
 
     def prepare_attention(
         self,

@@ -18,8 +18,13 @@ from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.reference.kernels import PlainLinear, PlainPacking
 from tandem_engine.quantization.int8 import SHIFT, StaticInput
 
+Quantized = tuple[Tensor, Tensor]
+"""Inputs of a layer, [tokens, in] int8, and a factor of each token, [tokens] float32."""
+
 _FRACTAL_NZ: Final = 29
 """CANN's number of the layout in tiles of 16 by 32 bytes, which its matrix units read."""
+_DYNAMIC: Final = 1
+"""quant_mode: each token has a scale of its own."""
 
 
 class FloatLinear(PlainLinear):
@@ -43,14 +48,44 @@ class Int8Linear(PackedLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        values, x_scales = npu().npu_dynamic_quant(x) if self.static is None else self.static(x)
+        return self.multiply(self.quantize(x), x.dtype)
+
+    def quantize(self, x: Tensor) -> Quantized:
+        """[tokens, in], in 8 bits."""
+        return npu().npu_dynamic_quant(x) if self.static is None else self.static(x)
+
+    def quantize_normed(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Quantized, Tensor]:
+        """Return the norm of a sum in 8 bits, and the sum, [tokens, in], in one operator."""
+        if self.static is not None:
+            return self.static.normed(x, residual, weight, eps)
+        values, _, total, x_scales, _ = npu().npu_add_rms_norm_dynamic_quant(
+            x, residual, weight, epsilon=eps
+        )
+        return (values, x_scales), total
+
+    def quantize_gated(self, gate_up: Tensor) -> Quantized:
+        """[tokens, 2 * in] → silu(gate) * up in 8 bits, in one operator unless they have one scale.
+
+        The operator would take that scale, too; its page does not say whether it multiplies by it.
+        """
+        if self.static is not None:
+            return self.static(npu().npu_swiglu(gate_up, dim=-1))
+        return npu().npu_dequant_swiglu_quant(  # type: ignore[no-any-return]
+            gate_up, activate_left=True, quant_mode=_DYNAMIC
+        )
+
+    def multiply(self, x: Quantized, dtype: torch.dtype) -> Tensor:
+        """[tokens, in] → [tokens, out]."""
+        values, x_scales = x
         y: Tensor = npu().npu_quant_matmul(
             values,
             self.weight,
             self.scales,
             pertoken_scale=x_scales,
             bias=self.bias,
-            output_dtype=x.dtype,
+            output_dtype=dtype,
         )
         return y
 
@@ -62,26 +97,50 @@ class StaticScale:
     reciprocal: Tensor
     """[1] float32: 1 / scale."""
     zero: Tensor
-    """[1] float32: the operator wants the type of the other one."""
+    """[1] float32: npu_quantize wants the type of the other one."""
+    reciprocals: Tensor
+    """[in] float32: the operator that norms wants one for each input."""
+    zeros: Tensor
+    """[in] int32, for the same."""
 
     @classmethod
-    def of(cls, static: StaticInput, device: torch.device) -> "StaticScale":
-        """Lay it out for the operator."""
+    def of(cls, static: StaticInput, inputs: int, device: torch.device) -> "StaticScale":
+        """Lay it out for the operators."""
+        reciprocal, zero = 1.0 / static.scale, static.zero_point - SHIFT
         return cls(
-            reciprocal=torch.tensor([1.0 / static.scale], device=device),
-            zero=torch.tensor([float(static.zero_point - SHIFT)], device=device),
+            reciprocal=torch.tensor([reciprocal], device=device),
+            zero=torch.tensor([float(zero)], device=device),
+            reciprocals=torch.full((inputs,), reciprocal, device=device),
+            zeros=torch.full((inputs,), zero, dtype=torch.int32, device=device),
         )
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, in] → the same in int8, and a factor of each token: 1, or NaN.
-
-        8 bits cannot hold values that are not finite; the row of one must not be finite, either.
-        """
+    def __call__(self, x: Tensor) -> Quantized:
+        """[tokens, in], in 8 bits."""
         values = npu().npu_quantize(
             x.float(), self.reciprocal, self.zero, torch.qint8, axis=-1, div_mode=False
         )
-        sound = torch.where(x.isfinite().all(dim=1), 1.0, torch.nan)
-        return values, sound.float()
+        return values, _soundness(x)
+
+    def normed(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Quantized, Tensor]:
+        """See `Int8Linear.quantize_normed`.
+
+        A sum that is not finite goes on as it is, so nothing is lost with its norm.
+        """
+        values, _, total = npu().npu_add_rms_norm_quant(
+            x, residual, weight, self.reciprocals, self.zeros, epsilon=eps, div_mode=False
+        )
+        return (values, torch.ones(len(x), device=x.device)), total
+
+
+def _soundness(x: Tensor) -> Tensor:
+    """[tokens] float32: a factor of each token, 1 or NaN.
+
+    8 bits cannot hold values that are not finite; the row of one must not be finite, either. A
+    sum takes fewer operators of a card than to ask each value.
+    """
+    return x.sum(dim=1, dtype=torch.float32).mul_(0.0).add_(1.0)
 
 
 class FloatPacking(PlainPacking):
@@ -113,8 +172,12 @@ class Int8Packing:
             weight=_in_tiles(values.T.contiguous()),
             scales=scales,
             bias=bias,
-            static=None if static is None else StaticScale.of(static, values.device),
+            static=None if static is None else _static_scale(static, values),
         )
+
+
+def _static_scale(static: StaticInput, values: Tensor) -> StaticScale:
+    return StaticScale.of(static, values.shape[1], values.device)
 
 
 def _in_tiles(weight: Tensor) -> Tensor:

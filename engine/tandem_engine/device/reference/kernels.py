@@ -12,6 +12,7 @@ from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedM
 from tandem_engine.device.reference.int8_linear import Int8Linear, WholeInt8Packing
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
+from tandem_engine.device.unfused import UnfusedKernels
 
 GATHER_BYTES = 1 << 20
 """Size of the keys (or values) that decoding gathers at a time.
@@ -46,7 +47,7 @@ class PlainPacking:
         return PlainLinear(self._weight, bias)
 
 
-class ReferenceKernels:
+class ReferenceKernels(UnfusedKernels):
     """See `runtime.Kernels` for what each does."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:

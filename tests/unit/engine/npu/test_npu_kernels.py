@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.npu.kernels import NpuKernels
@@ -99,7 +100,93 @@ def int8(weight: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int
     return Int8Weight(values, scales, bias, static)
 
 
-@pytest.mark.parametrize("static", [None, StaticInput(0.03, 101)], ids=["tokens", "static"])
+STATICS = pytest.mark.parametrize(
+    "static", [None, StaticInput(0.03, 101)], ids=["tokens", "static"]
+)
+
+
+class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Names of the operators of an NPU, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func.namespace == "npu":
+            self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+@STATICS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norm_and_quantisation_are_one_operator(
+    static: StaticInput | None, dtype: torch.dtype
+) -> None:
+    x, residual = random(5, 32, dtype=dtype), random(5, 32, seed=1, dtype=dtype)
+    weight = random(32, seed=2, dtype=dtype)
+    layer = int8(random(7, 32, seed=3), None, static)
+
+    with Called() as called:
+        got, total = NPU.norm_linear(x, residual, weight, 1e-6, pack_int8(NPU, layer))
+
+    packed = pack_int8(REFERENCE, layer)
+    expected, expected_total = REFERENCE.norm_linear(x, residual, weight, 1e-6, packed)
+    assert_close(total, expected_total)
+    assert_close(got, expected)
+    kind = "dynamic_quant" if static is None else "quant"
+    assert called.names == [f"npu_add_rms_norm_{kind}", "npu_quant_matmul"]
+
+
+@STATICS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gate_and_quantisation_are_one_operator(
+    static: StaticInput | None, dtype: torch.dtype
+) -> None:
+    gate_up, layer = random(5, 64, dtype=dtype), int8(random(7, 32, seed=3), None, static)
+
+    with Called() as called:
+        got = NPU.silu_mul_linear(gate_up, pack_int8(NPU, layer))
+
+    expected = REFERENCE.silu_mul_linear(gate_up.float(), pack_int8(REFERENCE, layer))
+    assert got.dtype == dtype
+    # 8 bits round by up to 1 / 254 of the largest input, and the reference gates in float32.
+    assert (got.float() - expected).abs().max() < 0.02 * expected.abs().max()
+    quantised = ["npu_dequant_swiglu_quant"] if static is None else ["npu_swiglu", "npu_quantize"]
+    assert called.names == [*quantised, "npu_quant_matmul"]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_first_norm_has_nothing_to_add(kernels: Kernels) -> None:
+    x, weight = random(5, 32, dtype=torch.bfloat16), random(32, seed=2, dtype=torch.bfloat16)
+    packed = pack_int8(kernels, int8(random(7, 32, seed=3), None, None))
+
+    y, total = kernels.norm_linear(x, None, weight, 1e-6, packed)
+
+    assert total is x
+    assert_close(y, kernels.linear(kernels.rms_norm(x, weight, 1e-6), packed))
+
+
+@STATICS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_through_fused_operators(
+    static: StaticInput | None, bad: float
+) -> None:
+    x, gate_up = random(3, 32, dtype=torch.bfloat16), random(3, 64, dtype=torch.bfloat16)
+    x[1, 5] = gate_up[1, 5] = bad
+    packed = pack_int8(NPU, int8(random(7, 32, seed=1), None, static))
+    weight = torch.ones(32, dtype=torch.bfloat16)
+
+    _, total = NPU.norm_linear(x, random(3, 32, seed=1, dtype=x.dtype), weight, 1e-6, packed)
+
+    # The sum goes on to the next norm, and from the last one to the logits.
+    for y in (total, NPU.silu_mul_linear(gate_up, packed)):
+        assert y.isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+@STATICS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_stays_so_in_eight_bits(
     static: StaticInput | None, bad: float

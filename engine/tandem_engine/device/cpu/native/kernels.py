@@ -36,12 +36,13 @@ from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
+from tandem_engine.device.unfused import UnfusedKernels
 from tandem_engine.quantization.int8 import StaticInput
 
 _LOG = logging.getLogger(__name__)
 
 
-class NativeKernels:
+class NativeKernels(UnfusedKernels):
     """See `runtime.Kernels` for what each does.
 
     Args:
