@@ -7,6 +7,7 @@ stands in for HCCL behind the same communicator (tests/npu/pretended).
 import asyncio
 import itertools
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -177,6 +178,16 @@ async def answer_for_ever(engine: AsyncEngine) -> None:
         await answer(engine, f"after {number}", 0, PARAMS["greedy"])
 
 
+async def ill_health(engine: AsyncEngine) -> str:
+    """Wait until the engine is lost; return why."""
+    while True:
+        try:
+            engine.check_health()
+        except ReplicaLost as lost:
+            return str(lost)
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tp2", "tp2-pp2"])
 def test_a_killed_rank_ends_the_replica_and_none_is_left(name: str) -> None:
@@ -197,4 +208,34 @@ def test_a_killed_rank_ends_the_replica_and_none_is_left(name: str) -> None:
     cause = asyncio.run(lose())
 
     assert "was ended by SIGKILL" in cause
+    assert all(map(has_ended, ranks))
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_missed_though_the_step_that_waits_for_it_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem_engine.build.RANK_TIMEOUT_S", 5.0)
+    before = children()
+    engine = engine_of(parallelism=ParallelismConfig(tp=2, pp=2))
+    ranks = sorted(children() - before)
+
+    async def stop_one() -> str:
+        try:
+            assert await answer(engine, "before", 0, PARAMS["greedy"])
+            os.kill(ranks[-1], signal.SIGSTOP)
+            asking = asyncio.create_task(answer_for_ever(engine))
+            cause = await asyncio.wait_for(ill_health(engine), HANG_S)
+            # As Ray does with an unhealthy replica; gloo's calls end with the connections.
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+            with pytest.raises(ReplicaLost):
+                await asyncio.wait_for(asking, HANG_S)
+            return cause
+        finally:
+            await engine.stop()
+
+    cause = asyncio.run(stop_one())
+
+    assert re.match(r"No collective of group .+ has ended for \d+ s, where a step may take", cause)
     assert all(map(has_ended, ranks))

@@ -10,7 +10,6 @@ import torch.distributed
 
 from tandem_engine.parallel.hccl_backend import hccl
 from tandem_engine.parallel.process_groups import ProcessGroupCommunicator
-from tandem_engine.parallel.shared_memory import ENDLESS
 from tandem_engine.parallel.world import WorldShape
 
 _TORCH: Final[Any] = torch.distributed
@@ -38,10 +37,6 @@ class HcclAddress:
     """Number of ranks."""
 
     def join(self, shape: WorldShape, rank: int, *, timeout_s: float) -> ProcessGroupCommunicator:
-        """See `WorldAddress`.
-
-        A rank may compute for long between two calls, and a process group cannot tell that from
-        silence: a call may take as long as a rank may compute where no step is predicted.
-        """
+        """See `WorldAddress`."""
         store = _TORCH.FileStore(self.store, self.size)
-        return ProcessGroupCommunicator(hccl(), store, shape, rank, timeout_s=ENDLESS * timeout_s)
+        return ProcessGroupCommunicator(hccl(), store, shape, rank, timeout_s=timeout_s)

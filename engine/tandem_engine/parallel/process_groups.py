@@ -3,7 +3,7 @@
 A process group carries out a call on a stream of its own, and lets the stream that the call was
 made in wait for it: so a call returns before it is done on a card, and when it is done on a CPU.
 What it cannot do: compare the ranks' calls, and hear a rank outside of calls. A rank that ends is
-found by those that started it; one that hangs, by the time-out of the call that waits for it.
+found by those that started it; one that hangs, by a call that does not end (`call_watch`).
 """
 
 from collections import deque
@@ -26,9 +26,10 @@ from tandem_engine.parallel.arguments import (
     name_of,
     other_rank,
 )
+from tandem_engine.parallel.call_watch import CallWatch
 from tandem_engine.parallel.collective_record import RECORD_LENGTH, RankCalls, RecordedCall
 from tandem_engine.parallel.errors import CollectiveError
-from tandem_engine.parallel.silence import UNHEARD, Silence
+from tandem_engine.parallel.silence import ENDLESS, JOIN_TIMEOUT_S, UNHEARD, Silence
 from tandem_engine.parallel.world import WORLD, Group, WorldShape
 
 _TORCH: Final[Any] = torch.distributed  # torch has no types for what is used here
@@ -64,14 +65,25 @@ class ProcessGroupCommunicator:
         store: Of torch, the same for all ranks.
         shape: As all ranks declare it.
         rank: This one.
-        timeout_s: The longest time that a call may take, from this rank's arrival in it.
+        timeout_s: The longest time that a call may take on top of what `expect` has told.
+        endless_s: The same where it has told nothing, from this rank's arrival in the call: ranks
+            may compute for long between two of them. None: 30 times `timeout_s`.
+        join_timeout_s: The longest wait for a rank that has not joined yet.
 
     Raises:
         CollectiveError: A rank has not joined in time.
     """
 
     def __init__(
-        self, backend: Backend, store: Any, shape: WorldShape, rank: int, *, timeout_s: float
+        self,
+        backend: Backend,
+        store: Any,
+        shape: WorldShape,
+        rank: int,
+        *,
+        timeout_s: float,
+        endless_s: float | None = None,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
     ) -> None:
         self._backend, self._shape, self._rank = backend, shape, rank
         self._groups = shape.groups_of(rank)
@@ -82,12 +94,14 @@ class ProcessGroupCommunicator:
         self._sends = {name: deque[tuple[Any, Tensor]]() for name in self._groups}
         self._cause: str | None = None
         self._is_closed = False
+        self._watch = CallWatch(lambda: dict(self._last), self.abort, silence_s=timeout_s)
+        endless = timedelta(seconds=endless_s or ENDLESS * timeout_s)
         try:
-            timeout = timedelta(seconds=timeout_s)
-            self._members = self._join(store, timeout)
-            # HCCL connects in the first call, and gloo's ends do so one after the other.
+            # gloo's ends meet as they are made, HCCL's in the first call.
             store.set(_joined(rank), "")
-            store.wait([_joined(other) for other in range(shape.size)], timeout)
+            others = [_joined(other) for other in range(shape.size)]
+            store.wait(others, timedelta(seconds=join_timeout_s))
+            self._members = self._join(store, endless)
         except RuntimeError as error:
             raise self._failed(f"A rank has not joined: {_first_line(error)}.") from error
 
@@ -191,7 +205,8 @@ class ProcessGroupCommunicator:
                 raise self._failed(f"A collective has failed: {_first_line(error)}.")
 
     def expect(self, seconds: float) -> None:
-        """Do nothing: each call is bounded by `timeout_s`."""
+        """Bound each call by this and `timeout_s`; from one rank, which ends the others' calls."""
+        self._watch.expect(seconds)
 
     def silence_of(self, rank: int) -> Silence:  # noqa: ARG002  # as the interface has it
         """Hear no rank outside of calls."""
@@ -269,6 +284,7 @@ class ProcessGroupCommunicator:
         return CollectiveError(rank=self._rank, cause=self._cause, own=own, peer=own)
 
     def _end_groups(self) -> None:
+        self._watch.end()
         # gloo's connections close when nothing holds the group, nor work of it; HCCL's by abort.
         members, self._members, self._last = self._members, {}, {}
         for sends in self._sends.values():

@@ -41,19 +41,13 @@ from tandem_engine.parallel.shared_world import (
     SharedWorld,
     collective_functions,
 )
-from tandem_engine.parallel.silence import Silence
+from tandem_engine.parallel.silence import ENDLESS, JOIN_TIMEOUT_S, Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 SLOT_BYTES: Final = 256 << 10
 """Bytes that a rank hands over at once. In each group, and for each rank that it sends to, a rank
 has four such slots; their memory is taken when they are written for the first time."""
 TIMEOUT_S: Final = 30.0
-ENDLESS: Final = 30
-"""Times `timeout_s`: so long a rank may compute between two collectives where no prediction says
-how long a step takes. An endless loop uses its processor as a long step does, but none is so
-long."""
-JOIN_TIMEOUT_S: Final = 120.0
-"""Ranks load torch first, and perhaps weights."""
 SPIN_US: Final = 100
 """About twice as long as the kernel takes to wake a rank that sleeps."""
 

@@ -2,6 +2,13 @@
 
 from typing import Final, Protocol
 
+ENDLESS: Final = 30
+"""Times the longest silence: so long a rank may compute between two collectives where no prediction
+says how long a step takes. An endless loop uses its processor as a long step does, but none is so
+long."""
+JOIN_TIMEOUT_S: Final = 120.0
+"""Ranks load torch first, and perhaps weights."""
+
 
 class Silence(Protocol):
     """The silence of a rank that this one waits for outside of collectives, as for its next step.

@@ -238,17 +238,19 @@ class RankGroup:
         return None if self._micro_batches is None else self._micro_batches.stats()
 
     def watch(self, lose: Callable[[RankLost], None]) -> None:
-        """Have `lose` called, by another thread, when a rank ends before `close` is called.
+        """Have `lose` called, by another thread, when a rank ends or hangs before `close`.
 
         A replica that computes nothing learns so that it cannot compute any more.
         """
+        joined = self._joined()
 
         def tell() -> None:
-            cause = self._joined().failure()
+            cause = joined.failure()
             what = " ".join(filter(None, (cause, self.exits()))) or "A rank has ended."
             lose(RankLost(f"{what} See the log of the replica."))
 
-        self._watch = RankWatch([rank.sentinel for rank in self._ranks], tell)
+        sentinels = [rank.sentinel for rank in self._ranks]
+        self._watch = RankWatch(sentinels, lambda: joined.failure() is not None, tell)
 
     def turn(self) -> AbstractContextManager[None]:
         """A turn of the step loop, in which the other ranks may expect the next step.

@@ -1,5 +1,6 @@
 """The communicator over process groups: ranks are threads here, and gloo carries out the calls."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,13 @@ import pytest
 import torch
 import torch.distributed
 
+from tandem_engine.parallel.call_watch import POLL_S
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.parallel.hccl import HcclAddress, HcclWorld
 from tandem_engine.parallel.process_groups import ProcessGroupCommunicator
 from tandem_engine.parallel.world import Group, WorldShape
+from tests.e2e.harness import wait_for
 from tests.npu.pretended_hccl import hccl as gloo
 from tests.patience import HANG_S
 from tests.unit.engine.parallel.rank_processes import two_by_two
@@ -45,7 +48,7 @@ class Meeting:
         self.wait()
 
 
-def run_ranks(shape: WorldShape, *works: Work) -> list[Any]:
+def run_ranks(shape: WorldShape, *works: Work, timeout_s: float = HANG_S) -> list[Any]:
     """Results of the ranks; all do the first work, unless there is one for each."""
     end = Meeting(shape.size)
     store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
@@ -54,7 +57,7 @@ def run_ranks(shape: WorldShape, *works: Work) -> list[Any]:
         work = works[rank] if len(works) > 1 else works[0]
         with (
             closing(
-                ProcessGroupCommunicator(gloo(), store, shape, rank, timeout_s=HANG_S)
+                ProcessGroupCommunicator(gloo(), store, shape, rank, timeout_s=timeout_s)
             ) as communicator,
             end.after(),
         ):
@@ -220,7 +223,47 @@ def test_a_rank_that_does_not_join_is_missed() -> None:
     store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
 
     with pytest.raises(CollectiveError, match=r"^A rank has not joined: "):
-        ProcessGroupCommunicator(gloo(), store, WorldShape(2), 0, timeout_s=0.5)
+        ProcessGroupCommunicator(
+            gloo(), store, WorldShape(2), 0, timeout_s=HANG_S, join_timeout_s=0.5
+        )
+
+
+def test_a_rank_that_hangs_ends_the_calls_of_those_that_wait_for_it() -> None:
+    """It is found once a step has been expected; gloo's call itself ends with the connection."""
+    waiting: list[ProcessGroupCommunicator] = []
+
+    def wait(communicator: ProcessGroupCommunicator) -> str:
+        communicator.all_reduce(torch.ones(2))
+        communicator.expect(0.1)
+        waiting.append(communicator)
+        with pytest.raises(CollectiveError) as raised:
+            communicator.all_reduce(torch.ones(2))
+        return raised.value.cause
+
+    def hang(communicator: ProcessGroupCommunicator) -> None:
+        communicator.all_reduce(torch.ones(2))
+        wait_for(lambda: bool(waiting) and waiting[0].failure() is not None, "it is found")
+        communicator.close()
+
+    said, _ = run_ranks(WorldShape(2), wait, hang, timeout_s=2.0)
+
+    assert re.match(
+        r"No collective of group world has ended for \d+ s, where a step may take 0 s: "
+        r"a rank hangs, or its device\.",
+        said,
+    )
+
+
+def test_ranks_that_compute_for_longer_than_a_silence_are_none_that_hang() -> None:
+    """As long as calls end, and none is under way, nothing is missed."""
+
+    def work(communicator: ProcessGroupCommunicator) -> list[str]:
+        communicator.expect(0.1)
+        wrong = wrong_results(communicator, nearly_equal, (3,))
+        assert not threading.Event().wait(4 * POLL_S)
+        return wrong + wrong_results(communicator, nearly_equal, (3,))
+
+    assert run_ranks(TWO, work, timeout_s=HANG_S) == [[], []]
 
 
 def test_ranks_of_a_host_find_each_other_in_a_folder_that_goes_with_the_world(
