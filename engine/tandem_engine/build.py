@@ -216,6 +216,7 @@ def _start_ranks(
             num_threads=config.num_threads,
             timeout_s=RANK_TIMEOUT_S,
             micro_batch=config.stream_options.micro_batch,
+            enable_mc2=config.ccl.enable_mc2,
         ),
         launcher=launcher,
         world=world,

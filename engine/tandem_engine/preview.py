@@ -135,7 +135,7 @@ def check_device(config: EngineConfig) -> None:
         check_cache(_layout(config, model, plan, dtype_of(model, config.dtype), None))
         for matrix in matrices(plan, model):
             if precision.is_in_8_bits(matrix.name):
-                check_int8(matrix.outputs, matrix.inputs)
+                check_int8(matrix.outputs, matrix.inputs, enable_mc2=config.ccl.enable_mc2)
     except ConfigError as error:
         raise ConfigError(f"device: {error}") from error
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
+import torch
+from torch import Tensor
 
 from tandem_engine.api.config import (
     EngineConfig,
@@ -22,11 +24,13 @@ from tandem_engine.api.config import (
     ScheduleConfig,
     SplitFuseConfig,
 )
-from tandem_engine.api.errors import ReplicaLost
-from tandem_engine.api.micro_batches import StreamOptions
+from tandem_engine.api.errors import ConfigError, ReplicaLost
+from tandem_engine.api.micro_batches import CclConfig, StreamOptions
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
+from tandem_engine.device.npu.linear import multiply_and_add_up
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.registry import BACKENDS
 from tests.integration.forced_cuts import forced_cuts, no_cuts
 from tests.integration.rank_processes import children, has_ended
@@ -146,6 +150,36 @@ def test_micro_batches_on_cards_change_no_token() -> None:
     off = said(nullcontext())
     assert said(no_cuts(), **on) == off
     assert said(forced_cuts(), **on) == off
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tp2", "tp2-pp2"])
+def test_sums_that_an_operator_makes_change_no_token(
+    name: str, expected: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums: list[torch.Size] = []
+
+    def counted(x: Tensor, packed: PackedLinear, group: str) -> Tensor:
+        sums.append(x.shape)
+        return multiply_and_add_up(x, packed, group)
+
+    monkeypatch.setattr("tandem_engine.device.npu.kernels.multiply_and_add_up", counted)
+    parallelism = ParallelismConfig(**SHAPES[name])
+
+    assert said_by(engine_of(parallelism=parallelism, ccl=CclConfig(enable_mc2=True))) == expected
+    # Two a layer, in steps with prompts alone.
+    assert sums
+    assert len(sums) % 2 == 0
+
+
+@pytest.mark.slow
+def test_layers_in_8_bits_have_no_such_operator() -> None:
+    with pytest.raises(ConfigError, match=r"ccl\.enableMc2 adds up results of layers in float"):
+        engine_of(
+            parallelism=ParallelismConfig(tp=2),
+            ccl=CclConfig(enable_mc2=True),
+            quantization="w8a8",
+        )
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.npu.meta_model import LINEARS, Sizes, compute, decoder_of
+from tests.npu.meta_model import LINEARS, Sizes, compute, decoder_of, floats
 from tests.npu.schemas import SCHEMAS
 from tests.npu.step_costs import step_costs
 
@@ -55,6 +55,7 @@ def main() -> None:
                         decodes=decodes,
                         chunk=rows - decodes,
                         context=300 + rows,
+                        enable_mc2=sizes.tp > 1 and linear is floats and rows > decodes,
                     )
     print(json.dumps({"schemas": schemas, "calls": calls.counts, "costs": step_costs()}))  # noqa: T201
 

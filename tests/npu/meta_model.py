@@ -162,11 +162,14 @@ def decoder_of(sizes: Sizes, linear: MakeLinear) -> Decoder:
 
 
 @torch.no_grad()  # so that what stands for several operators is seen as these
-def compute(decoder: Decoder, *, decodes: int, chunk: int, context: int) -> NoOthers:
+def compute(
+    decoder: Decoder, *, decodes: int, chunk: int, context: int, enable_mc2: bool = False
+) -> NoOthers:
     """Compute a step of rows that decode, and perhaps one chunk of a prompt.
 
     Args:
         decoder: One of `decoder_of`.
+        enable_mc2: Multiply and add up in one operator.
         decodes: Rows that decode.
         chunk: Tokens of the prompt; 0: there is none.
         context: Tokens of every row in the cache, the new ones included.
@@ -198,6 +201,7 @@ def compute(decoder: Decoder, *, decodes: int, chunk: int, context: int) -> NoOt
             allocate_kv_cache(layout, num_blocks=sum(blocks), device=META),
             metadata,
             logits_rows=torch.empty(len(news), dtype=torch.int64, device=META),
+            linear_sum=decoder.linear_sum("a group") if enable_mc2 else None,
         ),
         others,
     )

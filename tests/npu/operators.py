@@ -27,6 +27,9 @@ QINT8: Final = 12
 """torch's number of the type; the operators take types as numbers."""
 _DTYPES: Final = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
 
+COMMUNICATORS: Final[dict[str, tuple[int, Callable[[Tensor], None]]]] = {}
+"""Name of a communicator → its number of ranks, and what adds a tensor up among them in place."""
+
 _takes_any_size: list[bool] = []
 
 
@@ -321,6 +324,32 @@ def npu_quant_matmul(
     return (sums if bias is None else sums + bias).to(dtype)
 
 
+def npu_mm_all_reduce_base(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    *,
+    reduce_op: str = "sum",
+    bias: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """x1 @ x2 + bias, added up among the ranks that `hcom` names."""
+    used = {name for name, given in others.items() if given != _default(name)}
+    _require(not used and reduce_op == "sum", f"{', '.join(sorted(used))} are not described here")
+    _require(x1.dtype == x2.dtype, f"x1 is {x1.dtype}, x2 {x2.dtype}")
+    _require(x1.dtype in HALF or bool(_takes_any_size), f"x1 is {x1.dtype}: float16 or bfloat16")
+    _require(x1.is_contiguous(), "x1 may not be turned")
+    _require(x1.numel() > 0 and x2.numel() > 0, "nothing may be empty")
+    _require(x1.shape[1] == x2.shape[0], "the inner sizes differ")
+    _require(bias is None or bias.dtype == x1.dtype, "the bias has the type of x1")
+    num_ranks, add_up = COMMUNICATORS[hcom]
+    _require(num_ranks in (1, 2, 4, 8), f"{num_ranks} ranks: 1, 2, 4 or 8")
+    product = x1.float() @ x2.float()
+    total = (product if bias is None else product + bias.float()).to(x1.dtype)
+    add_up(total)
+    return total
+
+
 def _default(name: str) -> Any:
     """The value that an argument of these operators has if it is left out."""
     defaults = {
@@ -333,6 +362,9 @@ def _default(name: str) -> Any:
         "softmax_lse_flag": False,
         "quant_mode": "pertoken",
         "dst_type_max": 0.0,
+        "antiquant_group_size": 0,
+        "comm_turn": 0,
+        "comm_quant_mode": 0,
         "swiglu_mode": 0,
         "clamp_limit": 7.0,
         "glu_alpha": 1.702,
@@ -353,6 +385,7 @@ IMPLEMENTATIONS: Final[dict[str, Callable[..., Any]]] = {
     "npu_dequant_swiglu_quant": npu_dequant_swiglu_quant,
     "npu_dynamic_quant": npu_dynamic_quant,
     "npu_fused_infer_attention_score": npu_fused_infer_attention_score,
+    "npu_mm_all_reduce_base": npu_mm_all_reduce_base,
     "npu_quant_matmul": npu_quant_matmul,
     "npu_quantize": npu_quantize,
     "npu_rms_norm": npu_rms_norm,

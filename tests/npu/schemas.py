@@ -53,6 +53,16 @@ SCHEMAS: Final = {
         " int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0,"
         " bool softmax_lse_flag=False) -> (Tensor, Tensor)"
     ),
+    "npu_mm_all_reduce_base": (
+        "npu::npu_mm_all_reduce_base(Tensor x1, Tensor x2, str hcom, *, str reduce_op='sum',"
+        " Tensor? bias=None, Tensor? antiquant_scale=None, Tensor? antiquant_offset=None,"
+        " Tensor? x3=None, Tensor? dequant_scale=None, Tensor? pertoken_scale=None,"
+        " Tensor? comm_quant_scale_1=None, Tensor? comm_quant_scale_2=None,"
+        " int antiquant_group_size=0, int comm_turn=0, int[]? group_sizes=None,"
+        " int? y_dtype=None, int? x1_dtype=None, int? x2_dtype=None,"
+        " int? dequant_scale_dtype=None, int? pertoken_scale_dtype=None, int comm_quant_mode=0,"
+        " str? comm_mode=None) -> Tensor"
+    ),
     "npu_quant_matmul": (
         "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None,"
         " Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None,"

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from tandem_engine.api.checks import Check, Constant, Value
+from tandem_engine.api.checks import Check, Constant, Remainder, Value
 from tandem_engine.api.model import Model
 from tandem_engine.api.parallelism import num_tp
 
@@ -10,6 +10,11 @@ Graph = Literal["cpp", "python"]
 
 MODEL_TYPES: Final = ("qwen2", "qwen3")
 """Models whose answers were compared with micro-batches and without, under MindIE's names."""
+
+MC2_NEEDS_CARDS: Final = (
+    "ccl.enableMc2 true needs cards, which multiply and add up among ranks in one operator; leave "
+    "enableMc2 out, or set device: npu"
+)
 
 
 def way_out(engine: str = "") -> str:
@@ -34,12 +39,13 @@ class CclConfig(Model):
     """Communication between ranks: MindIE's ccl."""
 
     enable_mc2: bool = False
-    """Operators that multiply and communicate in one; false, as no device has them. MindIE's
-    default is true."""
+    """true: steps with prompt tokens multiply and add up among ranks in one operator of the card.
+    Needs cards, tp 2, 4 or 8 without sp, and layers in float. MindIE's default is true."""
 
 
 _MICRO_BATCH: Final = Value("streamOptions.microBatch")
 _MC2: Final = Value("ccl.enableMc2")
+_TP: Final = num_tp("parallelism.")
 _PYTHON: Final = Value("graph").equals("python")
 
 CHECKS: Final = (
@@ -52,9 +58,21 @@ CHECKS: Final = (
     ),
     Check(
         field="ccl.enableMc2",
-        refused=_MC2 & ~_MICRO_BATCH,
-        problem="ccl.enableMc2 true needs a device with operators that multiply and communicate "
-        "in one, and no device has them yet; leave enableMc2 out",
+        refused=_MC2 & Value("device").equals("cpu"),
+        problem=MC2_NEEDS_CARDS,
+    ),
+    Check(
+        field="ccl.enableMc2",
+        refused=_MC2 & ((_TP <= Constant(1)) | ~Remainder(Constant(8), _TP).equals(0)),
+        problem="ccl.enableMc2 true adds up among the ranks of tp, of which the operator takes 2, "
+        "4 or 8, and tp is {tp}; change parallelism.tp, or leave enableMc2 out",
+        values={"tp": _TP},
+    ),
+    Check(
+        field="ccl.enableMc2",
+        refused=_MC2 & Value("parallelism.sp"),
+        problem="ccl.enableMc2 true excludes parallelism.sp true, under which each rank gets its "
+        "own rows of a sum alone; leave one of the two out",
     ),
     Check(
         field="graph",
@@ -70,9 +88,7 @@ CHECKS: Final = (
     ),
     Check(
         field="streamOptions.microBatch",
-        refused=_MICRO_BATCH
-        & ~Value("unsafeCombinations")
-        & (num_tp("parallelism.") <= Constant(1)),
+        refused=_MICRO_BATCH & ~Value("unsafeCombinations") & (Constant(1) >= _TP),
         problem="streamOptions.microBatch true needs ranks that communicate within a layer, and tp "
         f"is 1: there is nothing to hide; set parallelism.tp to 2 or more, or {way_out()}",
     ),

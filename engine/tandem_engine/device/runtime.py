@@ -38,6 +38,19 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class LinearAllReduce(Protocol):
+    """An operator that multiplies, and adds up among ranks meanwhile (MindIE's MC2)."""
+
+    def __call__(self, x: Tensor, packed: PackedLinear, group: str) -> Tensor:
+        """[tokens, in] → [tokens, out], the sum of all ranks' results.
+
+        Args:
+            x: Of this rank; all ranks have as many tokens.
+            packed: Of these kernels.
+            group: The ranks: `Communicator.handle`.
+        """
+
+
 class Kernels(PackingKernels, SamplingKernels, Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
 
@@ -129,6 +142,13 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
 
     def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
         """The forward pass of a whole model; None: the decoder calls kernels one by one."""
+
+    def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:
+        """The operator for the layers of a model whose results ranks add up.
+
+        Raises:
+            ConfigError: There is none, or it does not take these layers.
+        """
 
 
 class DeviceRuntime(Protocol):

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
-from tandem_engine.device.packed_model import PackedLinear
-from tandem_engine.device.runtime import Kernels
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batches import MC2_NEEDS_CARDS
+from tandem_engine.device.packed_model import PackedLinear, PackedModel
+from tandem_engine.device.runtime import Kernels, LinearAllReduce
 
 
 class UnfusedKernels:
@@ -26,3 +28,7 @@ class UnfusedKernels:
     def silu_mul_linear(self: Kernels, gate_up: Tensor, packed: PackedLinear) -> Tensor:
         """See `Kernels`."""
         return self.linear(self.silu_mul(gate_up), packed)
+
+    def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:  # noqa: ARG002
+        """Raise ConfigError: there is none."""
+        raise ConfigError(MC2_NEEDS_CARDS)

@@ -6,6 +6,7 @@ is the business of the cache and of the step's metadata.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from tandem_engine.device.runtime import Kernels
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
-from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCache
+from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCache, LinearSum
 from tandem_engine.model.stages import (
     NoPeers,
     Scoring,
@@ -198,6 +199,7 @@ class Decoder:
         sequence_parallel: bool = False,
         scoring: Scoring | None = None,
         reducer: ShareReducer | None = None,
+        linear_sum: LinearSum | None = None,
     ) -> Stages:
         """Compute one step of this rank's part of the model, to be driven: see `stages.drive`.
 
@@ -212,6 +214,7 @@ class Decoder:
             sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
             scoring: As for `forward`.
             reducer: Makes less of the logits that are sampled from; None: all are given.
+            linear_sum: One of `linear_sum`; None: collectives add up among ranks.
 
         Raises:
             AssertionError: `sequence_parallel`, but a row decodes.
@@ -227,6 +230,7 @@ class Decoder:
             metadata=metadata,
             logits_rows=logits_rows,
             num_rows=num_rows,
+            linear_sum=linear_sum,
         )
         forward_pass = self._forward_pass
         inputs = self._inputs(step, hidden, rows, scoring, reducer)
@@ -238,6 +242,17 @@ class Decoder:
             ),
             inputs,
         )
+
+    def linear_sum(self, group: str) -> LinearSum:
+        """The operator that multiplies, and adds up among the ranks that share layers.
+
+        Args:
+            group: These ranks: `Communicator.handle`.
+
+        Raises:
+            ConfigError: The device has none, or it does not take the model's layers.
+        """
+        return partial(self._kernels.linear_all_reduce(self.packed_model), group=group)
 
     def _by_kernels(self, step: KernelStep) -> StepStages:
         return KernelStages(self.packed_model, self._kernels, step)
@@ -257,6 +272,7 @@ class Decoder:
             rows=rows,
             scoring=scoring,
             reducer=reducer,
+            sums_are_whole=step.linear_sum is not None,
         )
 
     def _all_stages(self, begin: Callable[[], StepStages], inputs: StageInputs) -> Stages:

@@ -1,5 +1,6 @@
 """The stages of a decoder, kernel by kernel, written once for every device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +16,9 @@ A block is contiguous, so it can be moved as one piece, and within it each KV he
 [block_size, head_dim]: what a batched matrix product reads without copying.
 """
 
+LinearSum = Callable[[Tensor, PackedLinear], Tensor]
+"""[tokens, in] → [tokens, out], added up among the ranks that share a layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelStep:
@@ -26,6 +30,8 @@ class KernelStep:
     logits_rows: Tensor
     num_rows: int
     """Rows of hidden states: see `ForwardPass.stages`."""
+    linear_sum: LinearSum | None = None
+    """None: results of the two layers are parts of a sum, which a collective completes."""
 
 
 class KernelStages:
@@ -88,13 +94,18 @@ class KernelStages:
             x = x.index_select(0, step.logits_rows)
             if self._residual is not None:
                 self._residual = self._residual.index_select(0, step.logits_rows)
-        self._put(self._kernels.linear(x, packed_layer.output), is_shared=is_normed)
+        linear = self._step.linear_sum or self._kernels.linear
+        self._put(linear(x, packed_layer.output), is_shared=is_normed)
 
     def mlp(self, layer: int, *, is_normed: bool) -> None:
         """Feed-forward layer."""
         packed_layer = self._packed_model.layers[layer]
         gate_up = self._projected(packed_layer.mlp_norm, packed_layer.gate_up, is_normed=is_normed)
-        x = self._kernels.silu_mul_linear(gate_up, packed_layer.down)
+        linear_sum = self._step.linear_sum
+        if linear_sum is None:
+            x = self._kernels.silu_mul_linear(gate_up, packed_layer.down)
+        else:
+            x = linear_sum(self._kernels.silu_mul(gate_up), packed_layer.down)
         self._put(x, is_shared=is_normed)
 
     def leave(self, rows: slice | None) -> None:

@@ -213,6 +213,8 @@ class StageInputs:
     """None: no position is scored."""
     reducer: ShareReducer | None = None
     """For rows that are sampled from; None: their logits are given as they are."""
+    sums_are_whole: bool = False
+    """True: the stages of a layer add up among ranks themselves."""
 
     @property
     def num_scored(self) -> int:
@@ -243,12 +245,14 @@ def compute_stages(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Sta
         if is_end and not inputs.num_logits and not inputs.num_scored:
             # K and V are written.
             return _no_logits(step, plan, inputs)
-        yield from _completed(step, plan, rows, StageName("attention", layer))
+        if not inputs.sums_are_whole:
+            yield from _completed(step, plan, rows, StageName("attention", layer))
         if rows is not None:
             step.mlp_norm(layer, rows)
             yield AllGather(step.hidden, StageName("mlp norm", layer))
         step.mlp(layer, is_normed=rows is not None)
-        yield from _completed(step, plan, rows, StageName("mlp", layer))
+        if not inputs.sums_are_whole:
+            yield from _completed(step, plan, rows, StageName("mlp", layer))
     return (yield from _left(step, plan, inputs))
 
 

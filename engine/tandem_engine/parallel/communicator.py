@@ -87,6 +87,13 @@ class Communicator(Protocol):
     def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Fill `tensor` with what the member at place `source` sends."""
 
+    def handle(self, group: str) -> str:
+        """Name by which operators that communicate themselves know a group.
+
+        Raises:
+            ConfigError: There are no such operators.
+        """
+
     def check(self) -> None:
         """Make sure that no call has failed that the host has waited for.
 

@@ -10,7 +10,12 @@ from tandem_engine.parallel.world import WORLD, Group
 
 def hccl() -> Backend:
     """Return HCCL, which adds bfloat16 as it is."""
-    return Backend(make_group=_make_group, device="npu", sums_bfloat16=True)
+    return Backend(
+        make_group=_make_group,
+        device="npu",
+        sums_bfloat16=True,
+        name_group=lambda members, place: members.get_hccl_comm_name(place),
+    )
 
 
 def _make_group(store: Any, group: Group, place: int, timeout: timedelta) -> Any:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batches import MC2_NEEDS_CARDS
 from tandem_engine.parallel.arguments import (
     check_all_gather,
     check_place,
@@ -42,6 +44,8 @@ _SENDS: Final = 4
 
 MakeGroup = Callable[[Any, Group, int, timedelta], Any]
 """Makes a process group of a store, the members, this rank's place among them and a time-out."""
+NameGroup = Callable[[Any, int], str]
+"""Names a process group for operators, by this rank's place in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class Backend:
     """Type of the tensors' device."""
     sums_bfloat16: bool
     """True: it adds bfloat16 as it is; else the tensors are added as float32."""
+    name_group: NameGroup | None = None
+    """None: no operator communicates by itself."""
 
 
 class ProcessGroupCommunicator:
@@ -196,6 +202,13 @@ class ProcessGroupCommunicator:
             group,
             lambda members: members.recv([_bytes(tensor)], source, 0),
         )
+
+    def handle(self, group: str) -> str:
+        """As the backend has it: on a card, the name of HCCL's communicator."""
+        if self._backend.name_group is None:
+            raise ConfigError(MC2_NEEDS_CARDS)
+        place = self._groups[group].ranks.index(self._rank)
+        return self._backend.name_group(self._members[group], place)
 
     def check(self) -> None:
         """Raise what a call that has returned before it was done has failed of."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batches import MC2_NEEDS_CARDS
 from tandem_engine.device.cpu.native.library import Library
 from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 from tandem_engine.parallel.arguments import (
@@ -193,6 +194,10 @@ class SharedMemoryCommunicator:
     def calls(self, rank: int) -> RankCalls:
         """The last calls of any rank, oldest first; for tests, and for a log."""
         return self._world.calls(rank)
+
+    def handle(self, group: str) -> str:  # noqa: ARG002
+        """Raise ConfigError: kernels of a CPU leave communication to this."""
+        raise ConfigError(MC2_NEEDS_CARDS)
 
     def check(self) -> None:
         """Do nothing: a call that has failed has raised."""

@@ -75,6 +75,8 @@ class RankSettings:
     """The longest silence of a rank that others wait for."""
     micro_batch: bool = False
     """Cut steps into two halves where that pays (MindIE stream_options.micro_batch)."""
+    enable_mc2: bool = False
+    """Multiply and add up among ranks in one operator (MindIE ccl.enable_mc2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +336,12 @@ def prepare_executor(
 
     def make(communicator: Communicator) -> RankExecutor:
         stages = StageExecutor(
-            decoder, kv_cache, communicator, host_cache=host_cache, observe=observe
+            decoder,
+            kv_cache,
+            communicator,
+            host_cache=host_cache,
+            observe=observe,
+            enable_mc2=settings.enable_mc2,
         )
         if dp == 1:
             return stages

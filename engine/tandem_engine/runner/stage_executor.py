@@ -25,7 +25,12 @@ from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_trac
 from tandem_engine.runner.later_work import LaterWork, Queued
 from tandem_engine.runner.micro_batches import MicroBatches, rows_of
 from tandem_engine.runner.recording import Recorder
-from tandem_engine.runner.stage_collectives import LOGITS, CommunicatorCollectives, hidden_group
+from tandem_engine.runner.stage_collectives import (
+    LOGITS,
+    TP,
+    CommunicatorCollectives,
+    hidden_group,
+)
 from tandem_engine.runner.step_trace import StepTrace
 from tandem_engine.sampling.token_scores import TokenScorer
 from tandem_engine.sampling.top_logits import ALL_LOGITS, TopLogits, num_columns
@@ -70,6 +75,7 @@ class StageExecutor:
         host_cache: Tensor | None = None,
         observe: Observe | None = None,
         streams: StreamLayout | None = None,
+        enable_mc2: bool = False,
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
@@ -83,6 +89,8 @@ class StageExecutor:
         # Elsewhere a call returns before its work is done, and only events know when that was.
         self._is_on_host = isinstance(self._streams.current, HostStream)
         self.recorder = Recorder(decoder.plan.rank)
+        # MindIE's MC2: the operator's page has it for prefill alone.
+        self._linear_sum = decoder.linear_sum(communicator.handle(TP)) if enable_mc2 else None
         self._scorer = TokenScorer(decoder.row_sampler())
         # Of the last step that had one.
         self._top: TopLogits | None = None
@@ -191,6 +199,7 @@ class StageExecutor:
             scoring=batch.scoring,
             reducer=self._reducer(batch.num_top),
             sequence_parallel=self._is_sequence_parallel(batch if like is None else like),
+            linear_sum=None if _only_decodes(batch) else self._linear_sum,
         )
 
     def _reducer(self, num_top: int) -> TopLogits | None:

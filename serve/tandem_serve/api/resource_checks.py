@@ -70,6 +70,13 @@ NPU_CHECKS: Final = (
         values={"ranks": _RANKS},
     ),
     Check(
+        field="engine.ccl.enableMc2",
+        refused=~_HAS_CARDS & Value("engine.ccl.enableMc2") & Value("engine.device").equals("auto"),
+        problem="engine.ccl.enableMc2 true needs cards, which multiply and add up among ranks in "
+        "one operator, and resources.npu is 0; set npu: {ranks}, or leave enableMc2 out",
+        values={"ranks": _RANKS},
+    ),
+    Check(
         field="engine.kvCacheDtype",
         refused=_HAS_CARDS & Value("engine.kvCacheDtype").equals("int8"),
         problem="engine.kvCacheDtype int8 has no kernel on an NPU yet; leave it out there",

@@ -9,14 +9,21 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.npu.limits import check_int8
-from tandem_engine.device.npu.linear import FloatLinear, FloatPacking, Int8Linear, Int8Packing
+from tandem_engine.device.npu.limits import IN_FLOAT_ALONE, check_int8
+from tandem_engine.device.npu.linear import (
+    FloatLinear,
+    FloatPacking,
+    Int8Linear,
+    Int8Packing,
+    multiply_and_add_up,
+)
 from tandem_engine.device.npu.operators import npu
 from tandem_engine.device.npu.step import StepInputs
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.reference.kernels import ReferenceKernels
-from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.device.runtime import HeadNorms, LinearAllReduce
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.device.unfused import UnfusedKernels
 
@@ -164,6 +171,17 @@ class NpuKernels(UnfusedKernels):
     def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:  # noqa: ARG002
         """None: kernels are called one by one."""
         return None
+
+    def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:
+        """Multiply floats: in 8 bits it would want scales in bfloat16."""
+        layers = packed_model.layers
+        if not all(
+            isinstance(packed, FloatLinear)
+            for layer in layers
+            for packed in (layer.output, layer.down)
+        ):
+            raise ConfigError(IN_FLOAT_ALONE)
+        return multiply_and_add_up
 
     def _mask(self, device: torch.device) -> Tensor:
         """[2048, 2048] bool, true where a query must not look."""

@@ -143,6 +143,17 @@ def _soundness(x: Tensor) -> Tensor:
     return x.sum(dim=1, dtype=torch.float32).mul_(0.0).add_(1.0)
 
 
+def multiply_and_add_up(x: Tensor, packed: PackedLinear, group: str) -> Tensor:
+    """See `runtime.LinearAllReduce`: HCCL works on one part of the product while the next is made.
+
+    The bias is one rank's, so that it is added once.
+    """
+    if not isinstance(packed, FloatLinear):
+        raise TypeError(f"{type(packed).__name__} is not in float; this is a bug")
+    y: Tensor = npu().npu_mm_all_reduce_base(x, packed.weight.t(), group, bias=packed.bias)
+    return y
+
+
 class FloatPacking(PlainPacking):
     """See `packing.LinearPacking`: rows are copied into the weight, which is on the card."""
 

@@ -192,6 +192,9 @@ class LateCommunicator:
     def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         self._put(partial(self._communicator.receive, tensor, source, group), [], [tensor])
 
+    def handle(self, group: str) -> str:
+        return self._communicator.handle(group)
+
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -33,7 +33,7 @@ def config(folder: Path | str = "/m", **settings: Any) -> EngineConfig:
         ),
         (
             {"ccl": {"enable_mc2": True}, "stream_options": {}},
-            "ccl.enableMc2 true needs a device with operators .* no device has them yet",
+            "ccl.enableMc2 true needs cards, .*; leave enableMc2 out, or set device: npu",
         ),
         ({"graph": "python"}, "graph python excludes streamOptions.microBatch true: "),
         ({"graph": "python", "stream_options": {}}, "graph python needs a device with graphs"),

@@ -65,6 +65,9 @@ class WatchedCommunicator:
         self._ways[group].add((source, self._place(group)))
         self._call(group, lambda: self._communicator.receive(tensor, source, group))
 
+    def handle(self, group: str) -> str:
+        return self._communicator.handle(group)
+
     def check(self) -> None:
         self._communicator.check()
 

@@ -11,6 +11,12 @@ MICRO_BATCH: Final = f"{ENGINE}.streamOptions.microBatch"
 UNSAFE: Final = f"{ENGINE}.unsafeCombinations"
 _TWO_RANKS: Final[dict[str, Any]] = {f"{RANKS}.tp": 2, "spec.resources.cpu": 2}
 _ON: Final = {MICRO_BATCH: True, **_TWO_RANKS}
+_MC2: Final[dict[str, Any]] = {
+    f"{ENGINE}.ccl.enableMc2": True,
+    "spec.resources.npu": 2,
+    "spec.resources.npuProfile": "910b",
+    **_TWO_RANKS,
+}
 
 GOOD_MICRO_BATCHES: Final[dict[str, dict[str, Any]]] = {
     "micro-batches": _ON,
@@ -28,6 +34,7 @@ GOOD_MICRO_BATCHES: Final[dict[str, dict[str, Any]]] = {
         UNSAFE: True,
         "spec.model.quantization": "none",
     },
+    "operators that communicate": _MC2,
     "no micro-batches": {MICRO_BATCH: False, "spec.model.quantization": "none"},
     "nothing that is lifted": {UNSAFE: True},
 }
@@ -44,11 +51,32 @@ def bad_micro_batches() -> Iterator[Bad]:
         "communication to itself, so the other half could not compute meanwhile; leave one of",
     )
     yield Bad(
-        "operators that communicate",
-        {f"{ENGINE}.ccl.enableMc2": True, UNSAFE: True},
+        "operators that communicate, on CPUs",
+        _ON | {MICRO_BATCH: False, f"{ENGINE}.ccl.enableMc2": True, f"{ENGINE}.device": "cpu"},
         f"{ENGINE}.ccl.enableMc2",
-        "ccl.enableMc2 true needs a device with operators that multiply and communicate in one, "
-        "and no device has them yet; leave enableMc2 out",
+        "ccl.enableMc2 true needs cards, which multiply and add up among ranks in one operator; "
+        "leave enableMc2 out, or set device: npu",
+    )
+    yield Bad(
+        "operators that communicate, without cards",
+        _ON | {MICRO_BATCH: False, f"{ENGINE}.ccl.enableMc2": True},
+        f"{ENGINE}.ccl.enableMc2",
+        "engine.ccl.enableMc2 true needs cards, which multiply and add up among ranks in one "
+        "operator, and resources.npu is 0; set npu: 2, or leave enableMc2 out",
+    )
+    yield Bad(
+        "operators that communicate among three",
+        _MC2 | {f"{RANKS}.tp": 3, "spec.resources.npu": 3, "spec.resources.cpu": 3},
+        f"{ENGINE}.ccl.enableMc2",
+        "ccl.enableMc2 true adds up among the ranks of tp, of which the operator takes 2, 4 or 8, "
+        "and tp is 3; change parallelism.tp, or leave enableMc2 out",
+    )
+    yield Bad(
+        "operators that communicate, and rows that are shared",
+        _MC2 | {f"{RANKS}.sp": True},
+        f"{ENGINE}.ccl.enableMc2",
+        "ccl.enableMc2 true excludes parallelism.sp true, under which each rank gets its own rows "
+        "of a sum alone; leave one of the two out",
     )
     yield Bad(
         "micro-batches of a graph in Python",
