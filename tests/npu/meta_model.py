@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -201,7 +202,7 @@ def compute(
             allocate_kv_cache(layout, num_blocks=sum(blocks), device=META),
             metadata,
             logits_rows=torch.empty(len(news), dtype=torch.int64, device=META),
-            linear_sum=decoder.linear_sum("a group") if enable_mc2 else None,
+            linear_sum=partial(decoder.linear_all_reduce(), group="g") if enable_mc2 else None,
         ),
         others,
     )

@@ -63,6 +63,7 @@ def operators_on_cpu() -> Iterator[None]:
 
 def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """x / sqrt(mean(x²) + epsilon) * gamma, and the reciprocal of the root."""
+    _require(x.numel() > 0, "nothing may be empty")
     _require(x.dtype == gamma.dtype, f"x is {x.dtype}, gamma {gamma.dtype}")
     _require(gamma.shape == x.shape[-gamma.dim() :], "gamma has not the last sizes of x")
     wide = x.float()
@@ -221,7 +222,7 @@ def npu_dynamic_quant(x: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
     """Each row over its largest magnitude, times 127; and that magnitude over 127."""
     used = {name for name, given in others.items() if given != _default(name)}
     _require(not used, f"{', '.join(sorted(used))} are not described here")
-    _require(x.dim() > 1, "a row has tokens")
+    _require(x.dim() > 1 and x.numel() > 0, "nothing may be empty")
     _require(x.dtype in HALF or bool(_takes_any_size), f"x is {x.dtype}: float16 or bfloat16")
     scales = x.float().abs().amax(dim=-1) / INT8_MAX
     values = x.float() / torch.where(scales == 0, 1.0, scales).unsqueeze(-1)
@@ -308,6 +309,7 @@ def npu_quant_matmul(
     used = {name for name, given in others.items() if given != _default(name)}
     _require(not used, f"{', '.join(sorted(used))} are not described here")
     assert pertoken_scale is not None, "only scales of rows are described here"
+    _require(x1.numel() > 0, "nothing may be empty")
     rows, inner = x1.shape
     _require(x1.dtype == x2.dtype == torch.int8, f"x1 is {x1.dtype}, x2 {x2.dtype}: int8")
     _require(x2.shape[0] == inner, "the inner sizes differ")

@@ -63,7 +63,7 @@ CHECKS: Final = (
     ),
     Check(
         field="ccl.enableMc2",
-        refused=_MC2 & ((_TP <= Constant(1)) | ~Remainder(Constant(8), _TP).equals(0)),
+        refused=_MC2 & ((Constant(1) >= _TP) | ~Remainder(Constant(8), _TP).equals(0)),
         problem="ccl.enableMc2 true adds up among the ranks of tp, of which the operator takes 2, "
         "4 or 8, and tp is {tp}; change parallelism.tp, or leave enableMc2 out",
         values={"tp": _TP},

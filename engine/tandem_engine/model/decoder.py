@@ -6,7 +6,6 @@ is the business of the cache and of the step's metadata.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tandem_engine.api.config import KVCacheDType
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedModel, StepStages
-from tandem_engine.device.runtime import Kernels
+from tandem_engine.device.runtime import Kernels, LinearAllReduce
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
@@ -214,7 +213,7 @@ class Decoder:
             sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
             scoring: As for `forward`.
             reducer: Makes less of the logits that are sampled from; None: all are given.
-            linear_sum: One of `linear_sum`; None: collectives add up among ranks.
+            linear_sum: `linear_all_reduce` among these ranks; None: collectives add up.
 
         Raises:
             AssertionError: `sequence_parallel`, but a row decodes.
@@ -243,16 +242,13 @@ class Decoder:
             inputs,
         )
 
-    def linear_sum(self, group: str) -> LinearSum:
+    def linear_all_reduce(self) -> LinearAllReduce:
         """The operator that multiplies, and adds up among the ranks that share layers.
-
-        Args:
-            group: These ranks: `Communicator.handle`.
 
         Raises:
             ConfigError: The device has none, or it does not take the model's layers.
         """
-        return partial(self._kernels.linear_all_reduce(self.packed_model), group=group)
+        return self._kernels.linear_all_reduce(self.packed_model)
 
     def _by_kernels(self, step: KernelStep) -> StepStages:
         return KernelStages(self.packed_model, self._kernels, step)

@@ -92,6 +92,9 @@ class KernelStages:
         if is_last and self._packed_model.head is not None:
             # K and V are written; from here on only the rows of the logits are computed.
             x = x.index_select(0, step.logits_rows)
+            if not len(x):  # operators of a card want rows
+                self._put(x.new_empty(0, self._packed_model.hidden_size), is_shared=is_normed)
+                return
             if self._residual is not None:
                 self._residual = self._residual.index_select(0, step.logits_rows)
         linear = self._step.linear_sum or self._kernels.linear

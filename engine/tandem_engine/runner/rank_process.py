@@ -317,7 +317,11 @@ def prepare_executor(
         decoder: The part of this one.
         sizes: Of every rank's cache.
         observe: Takes what each step was measured to take; None: it goes unmeasured.
+
+    Raises:
+        ConfigError: Sums are to be made by an operator that the device does not have for the model.
     """
+    linear_all_reduce = decoder.linear_all_reduce() if settings.enable_mc2 else None
     kv_cache = allocate_kv_cache(
         decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)),
         num_blocks=sizes.num_blocks,
@@ -341,7 +345,7 @@ def prepare_executor(
             communicator,
             host_cache=host_cache,
             observe=observe,
-            enable_mc2=settings.enable_mc2,
+            linear_all_reduce=linear_all_reduce,
         )
         if dp == 1:
             return stages

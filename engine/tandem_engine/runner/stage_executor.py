@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.host_streams import HostStream
+from tandem_engine.device.runtime import LinearAllReduce
 from tandem_engine.device.stream_layouts import open_streams
 from tandem_engine.device.streams import Job, StreamLayout
 from tandem_engine.microbatch.cut import Cut, RefusalReason, cut
@@ -17,6 +18,7 @@ from tandem_engine.microbatch.overlap import StepOverlap
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import Decoder, KVCache
+from tandem_engine.model.kernel_stages import LinearSum
 from tandem_engine.model.stages import Stages, drive, own_rows
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
@@ -75,7 +77,7 @@ class StageExecutor:
         host_cache: Tensor | None = None,
         observe: Observe | None = None,
         streams: StreamLayout | None = None,
-        enable_mc2: bool = False,
+        linear_all_reduce: LinearAllReduce | None = None,
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
@@ -89,8 +91,9 @@ class StageExecutor:
         # Elsewhere a call returns before its work is done, and only events know when that was.
         self._is_on_host = isinstance(self._streams.current, HostStream)
         self.recorder = Recorder(decoder.plan.rank)
-        # MindIE's MC2: the operator's page has it for prefill alone.
-        self._linear_sum = decoder.linear_sum(communicator.handle(TP)) if enable_mc2 else None
+        self._linear_sum: LinearSum | None = None
+        if linear_all_reduce is not None:
+            self._linear_sum = partial(linear_all_reduce, group=communicator.handle(TP))
         self._scorer = TokenScorer(decoder.row_sampler())
         # Of the last step that had one.
         self._top: TopLogits | None = None
@@ -199,6 +202,7 @@ class StageExecutor:
             scoring=batch.scoring,
             reducer=self._reducer(batch.num_top),
             sequence_parallel=self._is_sequence_parallel(batch if like is None else like),
+            # The operator's page has it for prefill alone.
             linear_sum=None if _only_decodes(batch) else self._linear_sum,
         )
 
