@@ -29,6 +29,7 @@ from tandem_engine.api.micro_batches import CclConfig, StreamOptions
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
+from tandem_engine.convert import quantize_checkpoint
 from tandem_engine.device.npu.linear import multiply_and_add_up
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.registry import BACKENDS
@@ -75,10 +76,15 @@ def _cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def engine_of(device: Literal["cpu", "npu"] = "npu", **settings: Any) -> AsyncEngine:
     config = EngineConfig(
-        model_path=str(TINY),
         device=device,
         memory_bytes=4 << 30,
-        **{"dtype": "float32", "schedule": MIX, "num_kv_blocks": 512, **settings},
+        **{
+            "model_path": str(TINY),
+            "dtype": "float32",
+            "schedule": MIX,
+            "num_kv_blocks": 512,
+            **settings,
+        },
     )
     return build_engine(config, report=lambda line: None)
 
@@ -173,12 +179,16 @@ def test_sums_that_an_operator_makes_change_no_token(
 
 
 @pytest.mark.slow
-def test_layers_in_8_bits_have_no_such_operator() -> None:
+def test_layers_in_8_bits_have_no_such_operator(tmp_path: Path) -> None:
+    """As the checkpoint alone says."""
+    folder = tmp_path / "in 8 bits"
+    quantize_checkpoint(TINY, folder)
+
     with pytest.raises(ConfigError, match=r"ccl\.enableMc2 adds up results of layers in float"):
         engine_of(
             parallelism=ParallelismConfig(tp=2),
             ccl=CclConfig(enable_mc2=True),
-            quantization="w8a8",
+            model_path=str(folder),
         )
 
 

@@ -54,7 +54,7 @@ SCHEMAS: Final = {
         " bool softmax_lse_flag=False) -> (Tensor, Tensor)"
     ),
     "npu_mm_all_reduce_base": (
-        "npu::npu_mm_all_reduce_base(Tensor x1, Tensor x2, str hcom, *, str reduce_op='sum',"
+        'npu::npu_mm_all_reduce_base(Tensor x1, Tensor x2, str hcom, *, str reduce_op="sum",'
         " Tensor? bias=None, Tensor? antiquant_scale=None, Tensor? antiquant_offset=None,"
         " Tensor? x3=None, Tensor? dequant_scale=None, Tensor? pertoken_scale=None,"
         " Tensor? comm_quant_scale_1=None, Tensor? comm_quant_scale_2=None,"

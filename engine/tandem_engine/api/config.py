@@ -12,7 +12,7 @@ from tandem_engine.api.micro_batches import (
     CclConfig,
     Graph,
     StreamOptions,
-    float_check,
+    quantization_checks,
 )
 from tandem_engine.api.model import Model
 from tandem_engine.api.parallelism import (
@@ -456,7 +456,7 @@ class EngineConfig(Model):
             values={"ranks": num_ranks("parallelism.")},
         ),
         *MICRO_BATCH_CHECKS,
-        float_check("", "quantization"),
+        *quantization_checks("", "quantization"),
     )
 
     @property

@@ -96,15 +96,15 @@ CHECKS: Final = (
 """Refusals of the settings of an engine, by its paths; all but the last are for correctness."""
 
 
-def float_check(engine: str, quantization: str) -> Check:
-    """Return the check that micro-batches are not asked for with layers in float.
+def quantization_checks(engine: str, quantization: str) -> tuple[Check, ...]:
+    """Return the checks of micro-batches and MC2 against the layers' quantisation.
 
     Args:
         engine: Path to the engine's settings, with a point at its end; empty: they are here.
         quantization: Path to the quantisation.
     """
-    field = f"{engine}streamOptions.microBatch"
-    return Check(
+    field, mc2 = f"{engine}streamOptions.microBatch", f"{engine}ccl.enableMc2"
+    in_float = Check(
         field=field,
         refused=Value(field)
         & ~Value(f"{engine}unsafeCombinations")
@@ -113,3 +113,10 @@ def float_check(engine: str, quantization: str) -> Check:
         f"none; set {quantization}: w8a8, leave it out for a checkpoint in 8 bits, or "
         f"{way_out(engine)}",
     )
+    in_8_bits = Check(
+        field=mc2,
+        refused=Value(mc2) & Value(quantization).equals("w8a8"),
+        problem=f"{mc2} true adds up results of layers in float, and {quantization} is w8a8; leave "
+        "one of the two out",
+    )
+    return in_float, in_8_bits

@@ -29,7 +29,7 @@ from tandem_engine.api.config import (
     is_mix,
 )
 from tandem_engine.api.constraints import TextFormat
-from tandem_engine.api.micro_batches import float_check
+from tandem_engine.api.micro_batches import quantization_checks
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
@@ -306,7 +306,7 @@ class InferenceServiceSpec(Model):
         *_SCALING_CHECKS,
         *_LENGTH_CHECKS,
         *RANK_CHECKS,
-        float_check("engine.", "model.quantization"),
+        *quantization_checks("engine.", "model.quantization"),
         *NPU_CHECKS,
         *MEMORY_CHECKS,
     )

@@ -72,6 +72,13 @@ def bad_micro_batches() -> Iterator[Bad]:
         "and tp is 3; change parallelism.tp, or leave enableMc2 out",
     )
     yield Bad(
+        "operators that communicate, and layers in 8 bits",
+        _MC2 | {"spec.model.quantization": "w8a8"},
+        f"{ENGINE}.ccl.enableMc2",
+        "engine.ccl.enableMc2 true adds up results of layers in float, and model.quantization is "
+        "w8a8; leave one of the two out",
+    )
+    yield Bad(
         "operators that communicate, and rows that are shared",
         _MC2 | {f"{RANKS}.sp": True},
         f"{ENGINE}.ccl.enableMc2",
