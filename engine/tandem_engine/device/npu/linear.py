@@ -124,14 +124,13 @@ class StaticScale:
     def normed(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Quantized, Tensor]:
-        """See `Int8Linear.quantize_normed`.
-
-        A sum that is not finite goes on as it is, so nothing is lost with its norm.
-        """
+        """See `Int8Linear.quantize_normed`."""
         values, _, total = npu().npu_add_rms_norm_quant(
             x, residual, weight, self.reciprocals, self.zeros, epsilon=eps, div_mode=False
         )
-        return (values, torch.ones(len(x), device=x.device)), total
+        # What is finite has a finite norm. The sum goes on as it is; but keys and values that came
+        # of zeros in place of it would be read by later tokens, and nothing would tell them.
+        return (values, _soundness(total)), total
 
 
 def _soundness(x: Tensor) -> Tensor:

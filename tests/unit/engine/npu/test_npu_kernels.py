@@ -179,10 +179,9 @@ def test_a_row_that_is_not_finite_stays_so_through_fused_operators(
     packed = pack_int8(NPU, int8(random(7, 32, seed=1), None, static))
     weight = torch.ones(32, dtype=torch.bfloat16)
 
-    _, total = NPU.norm_linear(x, random(3, 32, seed=1, dtype=x.dtype), weight, 1e-6, packed)
+    normed, total = NPU.norm_linear(x, random(3, 32, seed=1, dtype=x.dtype), weight, 1e-6, packed)
 
-    # The sum goes on to the next norm, and from the last one to the logits.
-    for y in (total, NPU.silu_mul_linear(gate_up, packed)):
+    for y in (normed, total, NPU.silu_mul_linear(gate_up, packed)):
         assert y.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
