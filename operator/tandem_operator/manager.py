@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import signal
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -37,8 +38,25 @@ from tandem_operator.reconcile.loop import Reconciler
 from tandem_operator.reconcile.other_operators import served_by
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.replica_pages.reporter import ReplicaPageReporter
-from tandem_operator.shutdown import StopSignals
 from tandem_operator.tasks import cancel
+
+
+class StopSignals:
+    """Waits for SIGTERM or SIGINT."""
+
+    def __init__(self) -> None:
+        self._received = asyncio.Event()
+
+    def install(self) -> None:
+        """Handle the signals; called again after kopf has replaced the handlers."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received.set)
+
+    async def wait(self) -> None:
+        """Wait until one of them comes."""
+        await self._received.wait()
+
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1

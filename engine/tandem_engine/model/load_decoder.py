@@ -8,13 +8,14 @@ import torch
 
 from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.errors import CheckpointError
+from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.device.packing import ShapesOnly
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.documents import CONFIG_FILE
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import (
+    Layer,
     Parameters,
     allocate_parameters,
     checkpoint_parts,
@@ -164,3 +165,43 @@ def _resolve_dtype(requested: DType, config: DecoderConfig, checkpoint: Checkpoi
     resolved = getattr(torch, name)
     assert isinstance(resolved, torch.dtype), "names of dtypes are torch's; this is a bug"  # noqa: S101
     return resolved
+
+
+def pack_model(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -> PackedModel:
+    """Finish the packing of all linear layers.
+
+    Raises:
+        CheckpointError: A layer in 8 bits has scales or offsets that are not computed.
+    """
+    layers = tuple(_finished(layer) for layer in parameters.layers)
+    head = None if parameters.head is None else parameters.head.finished()
+    plan, embedding = parameters.plan, parameters.embedding
+    return PackedModel(
+        num_heads=len(plan.heads),
+        num_kv_heads=len(plan.kv_heads),
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        intermediate_size=len(plan.intermediate),
+        vocab_size=plan.vocab_width,
+        vocab=plan.vocab if plan.num_tp > 1 else None,
+        dtype=parameters.dtype,
+        eps=config.rms_norm_eps,
+        rope=rope.table,
+        embedding=head if embedding is None and plan.is_first_stage else embedding,
+        layers=layers,
+        norm=parameters.norm,
+        head=head,
+    )
+
+
+def _finished(layer: Layer) -> PackedLayer:
+    return PackedLayer(
+        attention_norm=layer.attention_norm,
+        qkv=layer.qkv.finished(),
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        output=layer.output.finished(),
+        mlp_norm=layer.mlp_norm,
+        gate_up=layer.gate_up.finished(),
+        down=layer.down.finished(),
+    )

@@ -18,15 +18,27 @@ in a turn of its step loop, the next one.
 Not thread-safe: one thread writes, and one of each reading process reads.
 """
 
+import platform
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from tandem_engine.parallel.silence import UNHEARD, Silence
-from tandem_engine.runner.cache_line import CACHE_LINE
 from tandem_engine.runner.peer_process import PeerProcess
 from tandem_engine.runner.shared_position import POSITION_BYTES, SharedPosition
+
+
+def cache_line(machine: str) -> int:
+    """Bytes of a line on a kind of machine, as `uname -m` names it: `kCacheLine` of cache_line.h.
+
+    The last level of Kunpeng 920, a host of NPUs, has lines of 128 bytes.
+    """
+    return 128 if machine == "aarch64" else 64
+
+
+CACHE_LINE: Final = cache_line(platform.machine())
+
 
 MAGIC: Final = 0x54444D53_54455032
 """First eight bytes of the memory; another layout has another number."""

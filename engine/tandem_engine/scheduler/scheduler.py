@@ -16,7 +16,6 @@ from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.async_scheduling import only_tokens_are_open
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.drafting import Drafting
 from tandem_engine.scheduler.group import group_of
@@ -25,12 +24,24 @@ from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.policies.policy_set import PolicySet
 from tandem_engine.scheduler.preemption import Preemptor
 from tandem_engine.scheduler.queues import Queues
-from tandem_engine.scheduler.records.records import Records
+from tandem_engine.scheduler.records.records import OpenStep, Records
 from tandem_engine.scheduler.sequence import Sequence, SequenceGroup, first_sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.step_rows import StepRows
 from tandem_engine.scheduler.update import StepUpdater
 from tandem_engine.scheduler.wait_reasons import WaitReasons
+
+
+def only_tokens_are_open(newest: OpenStep, queues: Queues) -> bool:
+    """Return True if all is known of the newest step but its tokens.
+
+    Each row gets one then, and no next step depends on which. Otherwise the next step has to wait:
+    beams go on with the tokens of one another, choices are forked, and swapped sequences come back
+    when others have gone.
+    """
+    if not newest.rows or queues.num_beam_groups or queues.swapped:
+        return False
+    return all(row.is_plain for row in newest.rows)
 
 
 class Scheduler:

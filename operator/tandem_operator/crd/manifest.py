@@ -1,17 +1,35 @@
 """The whole CustomResourceDefinition, and the two files that it is written to."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
 
 import yaml
 
 from tandem_operator.crd.cel import rules_by_path
-from tandem_operator.crd.list_types import LIST_TYPES
 from tandem_operator.crd.rules import RULES
 from tandem_operator.crd.schema import Schema, model_schema, node_at
 from tandem_operator.crd.status_schema import status_schema
 from tandem_operator.crd.unfilled import NOT_FILLED
 from tandem_serve.api.spec import API_VERSION, GROUP, KIND, InferenceService
+
+
+def _map_by(*keys: str) -> Mapping[str, Any]:
+    """Return a list whose elements are identified by `keys`; duplicates are refused."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+LIST_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "spec.runtime.imagePullSecrets": {"x-kubernetes-list-type": "set"},
+    "spec.runtime.env": _map_by("name"),
+    "spec.runtime.volumes": _map_by("name"),
+    "spec.runtime.volumeMounts": _map_by("mountPath"),
+    "spec.scaling.schedule": {"x-kubernetes-list-type": "atomic"},
+    "spec.observability.metricAliases": {"x-kubernetes-list-type": "set"},
+    "spec.runtime.tolerations": {"x-kubernetes-list-type": "atomic"},
+}
+"""Path in the schema → further properties of its node."""
+
 
 PLURAL: Final = "inferenceservices"
 NAME: Final = f"{PLURAL}.{GROUP}"

@@ -17,7 +17,7 @@ from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.pack_model import pack_model
+from tandem_engine.model.load_decoder import pack_model
 from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme

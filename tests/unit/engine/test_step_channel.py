@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tandem_engine.device.cpu.native.build import HERE
-from tandem_engine.runner.cache_line import cache_line
 from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.step_channel import (
     NoChannel,
     StepChannelClosed,
     StepReader,
     StepWriter,
+    cache_line,
     channel_bytes,
 )
 from tests.descriptors import no_descriptor_left

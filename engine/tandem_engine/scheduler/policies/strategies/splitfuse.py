@@ -6,14 +6,32 @@ Sarathi-Serve (Agrawal et al., 2024); the parameters are MindIE's, of both of it
 
 from math import inf
 
-from tandem_engine.api.config import TILE
+from tandem_engine.api.config import TILE, ScheduleConfig
 from tandem_engine.scheduler.policies.budget import BudgetView
 from tandem_engine.scheduler.policies.orders.order import Key
-from tandem_engine.scheduler.policies.split_start import SplitStart
 from tandem_engine.scheduler.policies.strategies.strategy import StrategyContext
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
+
+
+class SplitStart:
+    """Decides if prompts are cut, by the number of sequences already in the batch.
+
+    MindIE up to 2.3 documents the two parameters but not what exactly it counts; here it is
+    the rows of the step being built: all decodes, and the prompts taken so far.
+    """
+
+    def __init__(self) -> None:
+        self._latched = False
+
+    def is_reached(self, schedule: ScheduleConfig, num_rows: int) -> bool:
+        """Return True if a prompt that joins `num_rows` other rows is cut."""
+        reached = num_rows >= schedule.split_start_rows
+        if schedule.split_fuse.split_start_type:
+            return reached
+        self._latched = self._latched or reached
+        return self._latched
 
 
 class SplitFuse:
