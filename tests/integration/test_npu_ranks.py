@@ -38,7 +38,6 @@ from tests.integration.rank_processes import children, has_ended
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.npu.pretended_hccl import hccl as gloo
 from tests.patience import HANG_S
-from tests.slow import slow_but
 from tests.tiny import LEAST_ACCURACY, TINY, accuracy, held_out, misses
 
 QUESTIONS: Final = 8
@@ -123,7 +122,8 @@ def expected() -> dict[str, list[str]]:
     return said_by(engine_of("cpu"))
 
 
-@pytest.mark.parametrize("name", slow_but(["tp2"], SHAPES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_ranks_on_cards_say_what_one_says(name: str, expected: dict[str, list[str]]) -> None:
     parallelism = ParallelismConfig(**SHAPES[name])
 

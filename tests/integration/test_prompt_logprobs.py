@@ -161,7 +161,10 @@ def test_a_warm_prefix_cache_is_not_read_and_stays_of_use() -> None:
 
 
 @pytest.mark.parametrize("swaps", [0, 8], ids=["recompute", "swap"])
-@pytest.mark.parametrize("name", ["splitfuse, 48 tokens", "chunked, 48 tokens"])
+@pytest.mark.parametrize(
+    "name",
+    ["splitfuse, 48 tokens", pytest.param("chunked, 48 tokens", marks=pytest.mark.slow)],
+)
 def test_preempted_prompts_are_scored_once(name: str, swaps: int) -> None:
     schedule = SCHEDULES[name].model_copy(update={"max_preempt_count": swaps})
     requests = scoring(crowd())
@@ -289,10 +292,8 @@ SHAPES: Final = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "tp2" else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_ranks_give_those_of_transformers(name: str) -> None:
     shape = SHAPES[name]
     num_blocks = SCARCE // shape.dp + 6

@@ -155,6 +155,7 @@ def test_a_rank_that_fails_in_a_step_ends_the_replica(fault: Fault, error: str) 
     assert cause.startswith(f"Rank 1 cannot go on: {error}; see its log.")
 
 
+@pytest.mark.slow
 def test_rank_0_that_fails_in_a_step_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     with replica() as made:
         gate, begin = multiprocessing.Pipe()

@@ -92,7 +92,7 @@ SHAPES: Final = {
     "tp2-dp2": ParallelShape(tp=2, dp=2),
 }
 
-# test_ranks.py has what `make test` takes: tp2, and tp2-pp2-sp, of tandem-tiny.
+# test_ranks.py has what `make test` takes: tp2 and tp2-sp, of tandem-tiny.
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Path]

@@ -84,8 +84,9 @@ def schedule_of(budget: int | None) -> ScheduleConfig:
     return ScheduleConfig(template_type="Mix", cache_block_size=BLOCK_SIZE, split_fuse=split)
 
 
-SELDOM = ("Llama 3, MHA", "Qwen2, biases, tied")
-"""Those that `make test` leaves out: MQA is further from GQA, and Qwen2.5 has biases, too."""
+SELDOM = ("Llama 3, MHA", "Qwen2, biases, tied", "Qwen3, query and key norms, GQA")
+"""Those that `make test` leaves out: MQA is further from GQA, Qwen2.5 has biases, too, and
+tandem-tiny is a Qwen3."""
 
 
 def prompts_of(vocab_size: int) -> list[tuple[int, ...]]:

@@ -144,7 +144,7 @@ RANKED: dict[int, list[int]] = {4: [47, 48], 5: [5, 15, 14, 1]}
 def streams_of(schedule: ScheduleConfig) -> list[tuple[list[int], list[int], str]]:
     """One of them, by the settings; all of them, which takes minutes, where examples are drawn."""
     first = crc32(schedule.model_dump_json().encode()) % len(STREAMS)
-    num = min(len(STREAMS), settings().max_examples // 40)
+    num = max(1, min(len(STREAMS), settings().max_examples // 40))
     return [*STREAMS[first:], *STREAMS[:first]][:num]
 
 
