@@ -106,6 +106,7 @@ def build_engine(
         runtime.check_cache(_layout(config, decoder))
         draft = None
         if draft_part is not None:
+            draft_part.check_cache(runtime.check_cache)
             draft = LoadedDraft.load(draft_part, config, runtime, max_positions)
             report(f"Loaded the draft model {draft_part.path}")
         memory = RankMemory.of(runtime, process=process)

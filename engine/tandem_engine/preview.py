@@ -183,7 +183,9 @@ def check_draft_model(config: EngineConfig) -> None:
         CheckpointError: The model's checkpoint is missing, or not understood.
         ConfigError: It does not; the text says what would do.
     """
-    check_draft(config, read_decoder_config(Path(config.model_path)))
+    draft = check_draft(config, read_decoder_config(Path(config.model_path)))
+    if draft is not None and config.is_on_card:
+        draft.check_cache(check_cache)
 
 
 def _unpacked_reason(
@@ -214,7 +216,7 @@ def _layout(
     dtype: str,
     draft: DraftPart | None,
 ) -> CacheLayout:
-    of_draft = 0 if draft is None or plan.rank else draft.cache_bytes
+    of_draft = 0 if draft is None or plan.rank else draft.layout.bytes_per_token
     return CacheLayout(
         beside=config.parallelism.num_dp * of_draft,
         num_layers=len(plan.layers),

@@ -158,7 +158,8 @@ def without_logprobs(requests: Iterable[Request]) -> list[Request]:
 
 def loaded_draft(draft: Decoder) -> LoadedDraft:
     """Return a draft model that costs a tenth of the model."""
-    part = DraftPart(path=TINY, config=draft.config, weights=0, cache_bytes=0, token_price=0.1)
+    layout = draft.cache_layout(BLOCK_SIZE)
+    part = DraftPart(path=TINY, config=draft.config, weights=0, layout=layout, token_price=0.1)
     return LoadedDraft(part=part, decoder=draft)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticKnownError
 
-from tandem_engine.api.checks import Check, Expression, Value, Written, at_most
+from tandem_engine.api.checks import Check, Constant, Expression, Value, Written, at_most
 from tandem_engine.api.constraints import MultipleOf, NotEqual
 from tandem_engine.api.micro_batches import CHECKS as MICRO_BATCH_CHECKS
 from tandem_engine.api.micro_batches import (
@@ -27,6 +27,8 @@ MAX_TOKEN_ID: Final = 2**24 - 1
 """Far above any vocabulary."""
 MAX_EOS_TOKEN_IDS: Final = 64
 WHOLE_TILES: Final = MultipleOf(TILE)
+MOST_ROWS_ON_A_CARD: Final = 4096
+"""Of one call of attention, by the page of npu_fused_infer_attention_score."""
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "w8a8"]
@@ -454,6 +456,13 @@ class EngineConfig(Model):
             problem="numThreads {numThreads} leaves some of the {ranks} ranks of parallelism "
             "without a thread; raise it to {ranks} or more, or lower parallelism",
             values={"ranks": num_ranks("parallelism.")},
+        ),
+        Check(
+            field="schedule.maxBatchSize",
+            refused=Value("device").equals("npu")
+            & (Value("schedule.maxBatchSize") > Constant(MOST_ROWS_ON_A_CARD)),
+            problem="schedule.maxBatchSize {schedule.maxBatchSize} is more rows than attention on "
+            f"an NPU takes in a step, {MOST_ROWS_ON_A_CARD}; lower it",
         ),
         *MICRO_BATCH_CHECKS,
         *quantization_checks("", "quantization"),

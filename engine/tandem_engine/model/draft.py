@@ -1,5 +1,6 @@
 """The draft model against the model: what a manifest alone cannot tell."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,10 +28,21 @@ class DraftPart:
     config: DecoderConfig
     weights: int
     """Bytes of its weights, about."""
-    cache_bytes: int
-    """Bytes of a token in its KV cache."""
+    layout: CacheLayout
+    """Of its KV cache."""
     token_price: float
     """Cost of a token as a share of its cost to the model: by the bytes of weights."""
+
+    def check_cache(self, check: Callable[[CacheLayout], None]) -> None:
+        """Make sure that a device takes its KV cache.
+
+        Raises:
+            ConfigError: It does not; the text names the draft model.
+        """
+        try:
+            check(self.layout)
+        except ConfigError as error:
+            raise ConfigError(f"{SOURCE}: of the draft model, {error}") from error
 
 
 def check_draft(config: EngineConfig, model: DecoderConfig) -> DraftPart | None:
@@ -62,7 +74,7 @@ def check_draft(config: EngineConfig, model: DecoderConfig) -> DraftPart | None:
         path=path,
         config=draft,
         weights=draft_bytes,
-        cache_bytes=_cache_layout(draft, config).bytes_per_token,
+        layout=_cache_layout(draft, config),
         token_price=min(1.0, draft_bytes / max(1, of_model)),
     )
 

@@ -6,7 +6,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from tandem_engine.api.checks import Check, Constant, Expression, Value
-from tandem_engine.api.config import swap_without_memory
+from tandem_engine.api.config import MOST_ROWS_ON_A_CARD, swap_without_memory
 from tandem_engine.api.parallelism import num_ranks
 from tandem_serve.api.quantity import parse_memory
 
@@ -89,9 +89,9 @@ NPU_CHECKS: Final = (
     ),
     Check(
         field=f"{_SCHEDULE}maxBatchSize",
-        refused=_HAS_CARDS & (Value(f"{_SCHEDULE}maxBatchSize") > Constant(4096)),
+        refused=_HAS_CARDS & (Value(f"{_SCHEDULE}maxBatchSize") > Constant(MOST_ROWS_ON_A_CARD)),
         problem="engine.schedule.maxBatchSize {engine.schedule.maxBatchSize} is more rows than "
-        "attention on an NPU takes in a step, 4096; lower it",
+        f"attention on an NPU takes in a step, {MOST_ROWS_ON_A_CARD}; lower it",
     ),
 )
 MEMORY_CHECKS: Final = (

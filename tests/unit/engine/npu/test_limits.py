@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.device.npu.kernels import NpuKernels
 from tandem_engine.device.npu.limits import check_cache
 from tandem_engine.kvcache.layout import CacheLayout
+from tandem_engine.model.config import read_decoder_config
+from tandem_engine.model.draft import check_draft
+from tests.tiny import TINY
 
 LAYOUT = CacheLayout(num_layers=2, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=128)
 
@@ -54,3 +60,23 @@ def test_a_layer_that_is_too_wide_for_8_bits_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="neither may be above 65535; leave it in its own type"):
         kernels.packing_int8(151936, 64, torch.device("meta"), is_static=False)
+
+
+def test_more_rows_than_attention_takes_are_refused_without_a_manifest_too() -> None:
+    with pytest.raises(ValidationError, match=r"maxBatchSize 4097 is more rows .*, 4096; lower it"):
+        EngineConfig(model_path="/m", device="npu", schedule=ScheduleConfig(max_batch_size=4097))
+
+    EngineConfig(model_path="/m", device="npu", schedule=ScheduleConfig(max_batch_size=4096))
+    EngineConfig(model_path="/m", schedule=ScheduleConfig(max_batch_size=4097))
+
+
+def test_a_draft_model_whose_heads_are_others_is_refused_by_its_name() -> None:
+    config = EngineConfig(model_path=str(TINY), speculation=SpeculationConfig(draft_path=str(TINY)))
+    draft = check_draft(config, read_decoder_config(TINY))
+    assert draft is not None
+
+    with pytest.raises(
+        ConfigError,
+        match=r"^speculation\.draft\.source: of the draft model, the model's heads have 32 values",
+    ):
+        draft.check_cache(check_cache)
