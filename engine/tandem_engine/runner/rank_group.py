@@ -54,6 +54,7 @@ from tandem_engine.runner.rank_process import (
     Ready,
     Recorded,
     StartFailed,
+    linear_all_reduce_of,
     prepare_executor,
 )
 from tandem_engine.runner.rank_watch import RankWatch
@@ -192,7 +193,8 @@ class RankGroup:
         )
         channel, own, ends = self._profile_channel, [], []
         # Each dp rank computes all rows.
-        with closing(StageExecutor(*layers, self._joined())) as local:
+        fused = linear_all_reduce_of(self._settings, decoder)
+        with closing(StageExecutor(*layers, self._joined(), linear_all_reduce=fused)) as local:
             executor = self._executor(local, channel, decoder)
             for memory in plan.run(executor, runtime):
                 own.append(memory)

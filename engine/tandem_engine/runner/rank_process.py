@@ -20,7 +20,7 @@ from tandem_engine.api.config import DType, KVCacheDType, Quantization
 from tandem_engine.api.step import Step
 from tandem_engine.api.timeline import RankStep
 from tandem_engine.device.registry import open_device
-from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.device.runtime import DeviceRuntime, LinearAllReduce
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
@@ -263,7 +263,12 @@ class _RankPart:
         plan = ProfilePlan(self._decoder.max_positions, settings.block_size)
         kv_dtype = self._decoder.kv_dtype(settings.kv_cache_dtype)
         decoder, kv_cache = first_layers(self._decoder, runtime, plan, kv_dtype)
-        executor = StageExecutor(decoder, kv_cache, self._communicator)
+        executor = StageExecutor(
+            decoder,
+            kv_cache,
+            self._communicator,
+            linear_all_reduce=linear_all_reduce_of(settings, decoder),
+        )
         reader, batches = self._reader(self._address.profile), self._batches()
         measured: list[StepMemory] = []
         with closing(executor), torch.inference_mode():
@@ -303,6 +308,15 @@ def load_part(settings: RankSettings, runtime: DeviceRuntime, rank: int) -> Deco
     )
 
 
+def linear_all_reduce_of(settings: RankSettings, decoder: Decoder) -> LinearAllReduce | None:
+    """The operator that makes sums of several ranks; None: collectives do.
+
+    Raises:
+        ConfigError: The device has none for the model.
+    """
+    return decoder.linear_all_reduce() if settings.enable_mc2 else None
+
+
 def prepare_executor(
     settings: RankSettings,
     decoder: Decoder,
@@ -321,7 +335,7 @@ def prepare_executor(
     Raises:
         ConfigError: Sums are to be made by an operator that the device does not have for the model.
     """
-    linear_all_reduce = decoder.linear_all_reduce() if settings.enable_mc2 else None
+    linear_all_reduce = linear_all_reduce_of(settings, decoder)
     kv_cache = allocate_kv_cache(
         decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)),
         num_blocks=sizes.num_blocks,
