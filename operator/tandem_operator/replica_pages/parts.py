@@ -43,31 +43,42 @@ class StatusPart:
     """Replicas of one service that are read for it; those of more would tell the same."""
     belongs_to: Callable[[Object], bool]
     """True for services that are to have it."""
-    document: Callable[[ReplicaPages, Document | None], Document | None]
-    """Makes it of the pages and of what it says so far; None: it is taken away."""
+    read: Callable[[ReplicaPages], Document | None]
+    """Makes it of the pages; None: they say nothing."""
     is_due: Callable[[Mapping[str, Any] | None, Document], bool]
     """True when the second is to be written in place of the first."""
+    is_fixed: bool = False
+    """True: what a replica says does not change, so one that is not read in time says it still."""
+
+    def document(self, pages: ReplicaPages, before: Document | None) -> Document | None:
+        """Return the field; None: it is taken away.
+
+        Args:
+            pages: Of the replicas that were read.
+            before: The field so far.
+        """
+        kept = before if self.is_fixed and pages.num_ready else None
+        return self.read(pages) or kept
 
 
-def _micro_batches(read: ReplicaPages, _: Document | None) -> Document:
+def _micro_batches(read: ReplicaPages) -> Document:
     figures = [figures for figures in map(read_figures, read.pages) if figures is not None]
     return micro_batches.micro_batch_document(figures, read.num_ready, read.now)
 
 
-def _speculation(read: ReplicaPages, _: Document | None) -> Document:
+def _speculation(read: ReplicaPages) -> Document:
     replicas = [drafts for drafts in map(read_drafts, read.pages) if drafts is not None]
     return speculation.speculation_document(replicas, read.num_ready, read.now)
 
 
-def _ranks(read: ReplicaPages, before: Document | None) -> Document | None:
+def _ranks(read: ReplicaPages) -> Document | None:
     replicas = [parts for parts in map(read_rank_parts, read.pages) if parts is not None]
-    # What a replica holds does not change: one that is not read in time holds it still.
-    return ranks.ranks_document(replicas, read.now) or (before if read.num_ready else None)
+    return ranks.ranks_document(replicas, read.now)
 
 
-def _device(read: ReplicaPages, before: Document | None) -> Document | None:
+def _device(read: ReplicaPages) -> Document | None:
     replicas = [facts for facts in map(device.read_device, read.pages) if facts is not None]
-    return device.device_document(replicas, read.now) or (before if read.num_ready else None)
+    return device.device_document(replicas, read.now)
 
 
 PARTS: Final = (
@@ -75,28 +86,30 @@ PARTS: Final = (
         name="microBatch",
         most_read=16,
         belongs_to=has_micro_batches,
-        document=_micro_batches,
+        read=_micro_batches,
         is_due=micro_batches.is_due,
     ),
     StatusPart(
         name="speculation",
         most_read=16,
         belongs_to=has_speculation,
-        document=_speculation,
+        read=_speculation,
         is_due=speculation.is_due,
     ),
     StatusPart(
         name="ranks",
         most_read=2,
         belongs_to=lambda _: True,
-        document=_ranks,
+        read=_ranks,
         is_due=ranks.is_due,
+        is_fixed=True,
     ),
     StatusPart(
         name="device",
         most_read=2,
         belongs_to=lambda _: True,
-        document=_device,
+        read=_device,
         is_due=device.is_due,
+        is_fixed=True,
     ),
 )
