@@ -148,6 +148,28 @@ def _linear_static(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
     return [_apply(kernels, device, _int8(kernels, device, _STATIC))]
 
 
+def _norm_linear(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
+    return _normed(kernels, device, None)
+
+
+def _norm_linear_static(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
+    return _normed(kernels, device, _STATIC)
+
+
+def _normed(
+    kernels: Kernels, device: torch.device, static: StaticInput | None
+) -> tuple[Tensor, Tensor]:
+    x, residual = (_random(device, _tokens(), _HIDDEN, seed=seed) for seed in (0, 1))
+    packed = _int8(kernels, device, static)
+    return kernels.norm_linear(x, residual, _random(device, _HIDDEN), _EPS, packed)
+
+
+def _gate_linear(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
+    # Wide gates, which are nearly 0 or 1 times: rounding in bfloat16 takes little of the bound.
+    gate_up = 4 * _random(device, _tokens(), 2 * _HIDDEN)
+    return [kernels.silu_mul_linear(gate_up, _int8(kernels, device, None))]
+
+
 def _apply(kernels: Kernels, device: torch.device, packed: PackedLinear) -> Tensor:
     return kernels.linear(_random(device, _tokens(), _HIDDEN), packed)
 
@@ -233,6 +255,9 @@ _CHECKS: Final[dict[str, Run]] = {
     "linear, bfloat16": _linear,
     "linear, 8 bits, a scale a token": _linear_int8,
     "linear, 8 bits, one scale": _linear_static,
+    "norm and linear, a scale a token": _norm_linear,
+    "norm and linear, one scale": _norm_linear_static,
+    "SwiGLU and linear, a scale a token": _gate_linear,
     "rotary embedding, KV cache": _prepare,
     "the same with norms of heads": _prepare_with_norms,
     "attention of decodes and a chunk": _attention,

@@ -65,7 +65,7 @@ def quantized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def examined(_: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the table of `tandem doctor`, with the errors of one CPU."""
     errors = {"embedding": 0.0, "RMS norm": 0.0, "attention of decodes and a chunk": 0.0011}
-    others = [Finding(str(number), 0.0) for number in range(7)]
+    others = [Finding(str(number), 0.0) for number in range(10)]
     first, second, last = (Finding(name, error) for name, error in errors.items())
     examination = Examination("x86_64", (first, second, *others, last))
     monkeypatch.setattr(doctor, "examine_device", lambda _: examination)

@@ -55,11 +55,14 @@ def test_what_is_wrong_is_found_and_the_others_are_examined() -> None:
     findings = list(examine(Wrong(), CPU))
     wrong = wrong_ones(iter(findings))
 
-    assert len(findings) == 10
+    assert len(findings) == 13
     assert set(wrong) == {
         "RMS norm",
         "add and RMS norm",
         "SwiGLU",
+        "norm and linear, a scale a token",
+        "norm and linear, one scale",
+        "SwiGLU and linear, a scale a token",
         "the same with norms of heads",
         "attention of decodes and a chunk",
     }
