@@ -124,15 +124,19 @@ AREAS: Final = (
     ),
     Area(
         name="npu",
-        holds="The NPU back end: the real torch_npu without a card, tokens over its operators; "
-        "pods with a pretended card",
+        holds="The NPU back end: the real torch_npu without a card, tokens over its operators",
         paths=(
-            "e2e/kubernetes/test_npu.py",
-            "integration/test_npu_ranks.py",
             "integration/test_npu_tokens.py",
             "integration/test_torch_npu.py",
             "unit/engine/npu",
         ),
+        code=("engine/tandem_engine/device", "tests/npu"),
+        minutes=12,
+    ),
+    Area(
+        name="npu-ranks",
+        holds="Ranks on pretended cards: their tokens, their faults, and their pods on Kubernetes",
+        paths=("e2e/kubernetes/test_npu.py", "integration/test_npu_ranks.py"),
         code=(
             "engine/tandem_engine/device",
             "engine/tandem_engine/parallel",
