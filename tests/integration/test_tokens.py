@@ -178,7 +178,7 @@ def test_random_weights_give_the_tokens_of_transformers(
     compare(checkpoint, budget, monkeypatch)
 
 
-@pytest.mark.parametrize("budget", schedules("budget 16"))
+@pytest.mark.parametrize("budget", schedules("budget 64"))
 def test_tandem_tiny_gives_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch, budget: int | None
 ) -> None:

@@ -30,6 +30,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
         open_device("tpu")
 
 
+@pytest.mark.slow
 def test_a_backend_is_imported_only_when_it_is_chosen() -> None:
     code = (
         "import json, sys, tandem_engine.device.registry as registry\n"

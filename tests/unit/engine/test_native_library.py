@@ -324,6 +324,7 @@ def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.M
         CpuRuntime()
 
 
+@pytest.mark.slow
 def test_there_is_one_openmp_in_the_process() -> None:
     native_kernels()
     code = (

@@ -170,6 +170,7 @@ assert same(work(), expected)
 """
 
 
+@pytest.mark.slow
 def test_a_child_has_a_pool_of_its_own() -> None:
     native_kernels()
 

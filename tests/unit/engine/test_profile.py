@@ -83,7 +83,8 @@ def predicted(cost: StepCost) -> int:
     return cost.of(num_tokens=NUM_ROWS * LENGTH, num_rows=NUM_ROWS, context=LENGTH)
 
 
-@pytest.mark.parametrize("kernels", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_small_steps_tell_what_a_large_one_holds(checkpoint: Path, kernels: str) -> None:
     costs, helds = [], []
     for _ in range(MEASUREMENTS):

@@ -328,6 +328,7 @@ def test_a_template_writes_its_tokens_where_prompts_have_none(tmp_path: Path) ->
     assert ids.count(IM_END) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_without_tokenizer_json_names_the_command_that_makes_it(tmp_path: Path) -> None:
     folder = tmp_path / "it's a model"
     folder.mkdir()

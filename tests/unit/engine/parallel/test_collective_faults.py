@@ -119,6 +119,7 @@ def compute_then_send(communicator: Communicator, seconds: float) -> None:
         communicator.send(torch.ones(5), communicator.rank + 1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_is_not_silent_nor_are_those_that_wait_for_it() -> None:
     """As pipeline stages do while the first one computes a long prompt."""
     # On a busy machine it may get no processor for half a second.

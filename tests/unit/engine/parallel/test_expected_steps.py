@@ -37,6 +37,7 @@ def loops_in_a_step(communicator: Communicator, *_: Any) -> None:
     loops()
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_far_longer_than_a_step_takes_is_found() -> None:
     with ranks_of(
         FOUR, sums_for_ever, "world", others={3: loops_in_a_step}, timeout_s=BOUND_S
@@ -114,8 +115,10 @@ def hang() -> None:
 
 @pytest.mark.parametrize(
     ("write", "before_read"),
-    [(publish, compute_for_long), (publish_after_idling, do_nothing)],
-    ids=["a reader computes", "rank 0 is idle"],
+    [
+        pytest.param(publish, compute_for_long, id="a reader computes", marks=pytest.mark.slow),
+        pytest.param(publish_after_idling, do_nothing, id="rank 0 is idle"),
+    ],
 )
 def test_a_message_larger_than_the_ring_arrives(write: Scenario, before_read: Scenario) -> None:
     with channel() as address:

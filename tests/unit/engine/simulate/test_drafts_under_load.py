@@ -79,6 +79,7 @@ def test_drafts_that_are_wrong_cost_no_goodput_where_auto_decides() -> None:
         assert goodput(method, 20.0, prices)[0] >= LEAST * without
 
 
+@pytest.mark.slow
 def test_few_requests_take_fewer_steps() -> None:
     prices = DraftPrices(hit_rate=1.0, right=0.9)
     _, without = goodput("off", 1.0, prices, FEW_REQUESTS)

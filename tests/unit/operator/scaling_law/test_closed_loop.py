@@ -114,7 +114,7 @@ def test_replicas_that_start_are_not_asked_for_again(cold_start_s: float) -> Non
     assert capacity_for(30.0) <= max(run.numbers()) <= twice
 
 
-@pytest.mark.parametrize("num_never", [1, 2])
+@pytest.mark.parametrize("num_never", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_replicas_that_never_answer_are_replaced_as_far_as_one_is_lost(num_never: int) -> None:
     """They took the credit of the load's own replicas for ever, and a missed target waited."""
     run = Run(step(12.0, 30.0), POLICY, 2, num_never=num_never).until(3 * 3600)
