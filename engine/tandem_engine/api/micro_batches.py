@@ -46,6 +46,7 @@ class CclConfig(Model):
 _MICRO_BATCH: Final = Value("streamOptions.microBatch")
 _MC2: Final = Value("ccl.enableMc2")
 _TP: Final = num_tp("parallelism.")
+_SHARES_LAYERS: Final = num_tp("parallelism.") > Constant(1)
 _PYTHON: Final = Value("graph").equals("python")
 
 CHECKS: Final = (
@@ -63,7 +64,7 @@ CHECKS: Final = (
     ),
     Check(
         field="ccl.enableMc2",
-        refused=_MC2 & ((Constant(1) >= _TP) | ~Remainder(Constant(8), _TP).equals(0)),
+        refused=_MC2 & (~_SHARES_LAYERS | ~Remainder(Constant(8), _TP).equals(0)),
         problem="ccl.enableMc2 true adds up among the ranks of tp, of which the operator takes 2, "
         "4 or 8, and tp is {tp}; change parallelism.tp, or leave enableMc2 out",
         values={"tp": _TP},
@@ -88,7 +89,7 @@ CHECKS: Final = (
     ),
     Check(
         field="streamOptions.microBatch",
-        refused=_MICRO_BATCH & ~Value("unsafeCombinations") & (Constant(1) >= _TP),
+        refused=_MICRO_BATCH & ~Value("unsafeCombinations") & ~_SHARES_LAYERS,
         problem="streamOptions.microBatch true needs ranks that communicate within a layer, and tp "
         f"is 1: there is nothing to hide; set parallelism.tp to 2 or more, or {way_out()}",
     ),

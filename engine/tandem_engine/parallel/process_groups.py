@@ -103,11 +103,11 @@ class ProcessGroupCommunicator:
         self._watch = CallWatch(lambda: dict(self._last), self.abort, silence_s=timeout_s)
         endless = timedelta(seconds=endless_s or ENDLESS * timeout_s)
         try:
-            # gloo's ends meet as they are made, HCCL's in the first call.
-            store.set(_joined(rank), "")
-            others = [_joined(other) for other in range(shape.size)]
-            store.wait(others, timedelta(seconds=join_timeout_s))
+            # gloo's groups connect as they are made, HCCL's in the first call. Ranks meet before,
+            # so that one which never comes is missed, and behind, so that none leaves too early.
+            self._meet("here", store, join_timeout_s)
             self._members = self._join(store, endless)
+            self._meet("joined", store, join_timeout_s)
         except RuntimeError as error:
             raise self._failed(f"A rank has not joined: {_first_line(error)}.") from error
 
@@ -240,6 +240,12 @@ class ProcessGroupCommunicator:
             self._is_closed = True
             self._end_groups()
 
+    def _meet(self, point: str, store: Any, timeout_s: float) -> None:
+        """Wait until all ranks are at a point."""
+        store.set(f"{point}/{self._rank}", "")
+        points = [f"{point}/{rank}" for rank in range(self._shape.size)]
+        store.wait(points, timedelta(seconds=timeout_s))
+
     def _join(self, store: Any, timeout: timedelta) -> Mapping[str, Any]:
         return {
             name: self._backend.make_group(
@@ -305,10 +311,6 @@ class ProcessGroupCommunicator:
         for group in members.values():
             with suppress(RuntimeError):
                 group.abort()
-
-
-def _joined(rank: int) -> str:
-    return f"joined/{rank}"
 
 
 def name_in_store(group: Group) -> str:

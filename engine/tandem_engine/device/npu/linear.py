@@ -104,9 +104,10 @@ class StaticScale:
     """[in] int32, for the same."""
 
     @classmethod
-    def of(cls, static: StaticInput, inputs: int, device: torch.device) -> "StaticScale":
-        """Lay it out for the operators."""
+    def of(cls, static: StaticInput, weight: Tensor) -> "StaticScale":
+        """Lay it out for the operators, beside a weight of [out, in]."""
         reciprocal, zero = 1.0 / static.scale, static.zero_point - SHIFT
+        inputs, device = weight.shape[1], weight.device
         return cls(
             reciprocal=torch.tensor([reciprocal], device=device),
             zero=torch.tensor([float(zero)], device=device),
@@ -182,12 +183,8 @@ class Int8Packing:
             weight=_in_tiles(values.T.contiguous()),
             scales=scales,
             bias=bias,
-            static=None if static is None else _static_scale(static, values),
+            static=None if static is None else StaticScale.of(static, values),
         )
-
-
-def _static_scale(static: StaticInput, values: Tensor) -> StaticScale:
-    return StaticScale.of(static, values.shape[1], values.device)
 
 
 def _in_tiles(weight: Tensor) -> Tensor:
