@@ -165,7 +165,7 @@ def _normed(
 
 
 def _gate_linear(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
-    # Wide gates, which are nearly 0 or 1 times: rounding in bfloat16 takes little of the bound.
+    # Gates that are wide open or shut, so that rounding them takes little of the bound.
     gate_up = 4 * _random(device, _tokens(), 2 * _HIDDEN)
     return [kernels.silu_mul_linear(gate_up, _int8(kernels, device, None))]
 

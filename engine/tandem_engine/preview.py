@@ -16,7 +16,7 @@ from tandem_engine.device.cpu.native.widths import (
     unpacked_reason,
 )
 from tandem_engine.device.npu.availability import require_npu
-from tandem_engine.device.npu.limits import check_cache, check_int8
+from tandem_engine.device.npu.limits import check_cache, check_int8, check_mc2
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, share_of_rank
@@ -133,9 +133,13 @@ def check_device(config: EngineConfig) -> None:
     plan = plan_rank(ParallelShape.of(config.parallelism), model, 0)
     try:
         check_cache(_layout(config, model, plan, dtype_of(model, config.dtype), None))
-        for matrix in matrices(plan, model):
-            if precision.is_in_8_bits(matrix.name):
-                check_int8(matrix.outputs, matrix.inputs, enable_mc2=config.ccl.enable_mc2)
+        in_8_bits = [
+            matrix for matrix in matrices(plan, model) if precision.is_in_8_bits(matrix.name)
+        ]
+        for matrix in in_8_bits:
+            check_int8(matrix.outputs, matrix.inputs)
+        if config.ccl.enable_mc2:
+            check_mc2(is_in_float=not in_8_bits)
     except ConfigError as error:
         raise ConfigError(f"device: {error}") from error
 

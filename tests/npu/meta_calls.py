@@ -7,11 +7,11 @@ costs (`step_costs`).
 import importlib
 import json
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.npu.called import Called
 from tests.npu.meta_model import LINEARS, Sizes, compute, decoder_of, floats
 from tests.npu.schemas import SCHEMAS
 from tests.npu.step_costs import step_costs
@@ -26,26 +26,11 @@ MODELS: Final = {
 }
 
 
-class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of torch_npu's operators."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        if func.namespace == "npu":
-            self.counts[func._opname] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def main() -> None:
     """Call all, on tensors that have shapes and no memory."""
     importlib.import_module("torch_npu")
     schemas = {name: str(getattr(torch.ops.npu, name).default._schema) for name in SCHEMAS}
-    with Calls() as calls:
+    with Called() as called:
         for sizes in MODELS.values():
             for linear in LINEARS.values():
                 for rows in ROWS:
@@ -57,7 +42,7 @@ def main() -> None:
                         context=300 + rows,
                         enable_mc2=sizes.tp > 1 and linear is floats and rows > decodes,
                     )
-    print(json.dumps({"schemas": schemas, "calls": calls.counts, "costs": step_costs()}))  # noqa: T201
+    print(json.dumps({"schemas": schemas, "calls": Counter(called.names), "costs": step_costs()}))  # noqa: T201
 
 
 if __name__ == "__main__":

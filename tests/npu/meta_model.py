@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.npu.kernels import NpuKernels
 from tandem_engine.device.packed_model import PackedLayer, PackedLinear, PackedModel
 from tandem_engine.device.packing import pack, pack_int8
-from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.model.rope import RopeDefault
@@ -39,9 +38,7 @@ class Sizes:
     vocab: int
     architecture: str = "Qwen3ForCausalLM"
     layers: int = 2
-    """As many as a test computes."""
-    num_layers: int = 0
-    """As many as the model has."""
+    """As many as are computed, in place of all."""
     tp: int = 1
 
     @property
@@ -66,6 +63,37 @@ class Sizes:
             qk_norm=self.architecture == "Qwen3ForCausalLM",
             dtype="bfloat16",
         )
+
+
+class CheckedKernels(NpuKernels):
+    """Makes sure that each stage gives bfloat16, a row for each token."""
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """[tokens, in] → [tokens, out]."""
+        return _checked(super().linear(x, packed), len(x))
+
+    def norm_linear(self, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        """[tokens, in] → [tokens, out], and the sum."""
+        y, total = super().norm_linear(x, *others)
+        return _checked(y, len(x)), _checked(total, *x.shape)
+
+    def silu_mul_linear(self, gate_up: Tensor, packed: PackedLinear) -> Tensor:
+        """[tokens, 2 * width] → [tokens, out]."""
+        return _checked(super().silu_mul_linear(gate_up, packed), len(gate_up))
+
+    def prepare_attention(self, qkv: Tensor, *others: Any, **named: Any) -> Tensor:
+        """[tokens, …] → [tokens, heads, head_dim]."""
+        return _checked(super().prepare_attention(qkv, *others, **named), len(qkv))
+
+    def paged_attention(self, q: Tensor, *others: Any) -> Tensor:
+        """[tokens, heads, head_dim] → [tokens, heads * head_dim]."""
+        return _checked(super().paged_attention(q, *others), len(q), q.shape[1] * q.shape[2])
+
+
+def _checked(x: Tensor, *shape: int) -> Tensor:
+    if x.shape[: len(shape)] != shape or x.dtype != BF16:
+        raise AssertionError(f"{tuple(x.shape)} of {x.dtype} came, not {shape} of {BF16}")
+    return x
 
 
 class NoOthers:
@@ -159,7 +187,7 @@ def decoder_of(sizes: Sizes, linear: MakeLinear) -> Decoder:
         norm=_vector(hidden),
         head=floats(plan.vocab_width, hidden, False),  # noqa: FBT003
     )
-    return Decoder(config, packed_model, NpuKernels(), plan=plan)
+    return Decoder(config, packed_model, CheckedKernels(), plan=plan)
 
 
 @torch.no_grad()  # so that what stands for several operators is seen as these
@@ -170,10 +198,10 @@ def compute(
 
     Args:
         decoder: One of `decoder_of`.
-        enable_mc2: Multiply and add up in one operator.
         decodes: Rows that decode.
         chunk: Tokens of the prompt; 0: there is none.
         context: Tokens of every row in the cache, the new ones included.
+        enable_mc2: Multiply and add up in one operator.
     """
     news = [1] * decodes + [chunk] * (chunk > 0)
     contexts = [context] * len(news)
@@ -187,14 +215,7 @@ def compute(
         block_size=BLOCK_SIZE,
         device=META,
     )
-    packed_model = decoder.packed_model
-    layout = CacheLayout(
-        num_layers=len(packed_model.layers),
-        num_kv_heads=packed_model.num_kv_heads,
-        head_dim=packed_model.head_dim,
-        dtype="bfloat16",
-        block_size=BLOCK_SIZE,
-    )
+    layout = decoder.cache_layout(BLOCK_SIZE)
     others = NoOthers()
     logits = drive(
         decoder.stages(

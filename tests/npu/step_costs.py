@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from tests.npu.meta_model import LINEARS, MakeLinear, Sizes, compute, decoder_of
 
-MODEL: Final = Sizes(5120, 40, 8, 17408, 151936, num_layers=40, tp=2)
+MODEL: Final = Sizes(5120, 40, 8, 17408, 151936, tp=2)
 """Qwen3-14B on two cards."""
+NUM_LAYERS: Final = 40
+"""Of the model."""
 ROWS: Final = 16
 CONTEXT: Final = 1024
 BYTES_A_SECOND: Final = 1.6e12
@@ -92,7 +94,7 @@ def _costs_of(linear: MakeLinear) -> dict[str, Any]:
     (two, bytes_of_two), (three, bytes_of_three) = (_launches(linear, layers) for layers in (2, 3))
     layer = three.counts - two.counts
     layer_bytes = three.num_bytes.total() - two.num_bytes.total()
-    more = MODEL.num_layers - 2
+    more = NUM_LAYERS - 2
     step_bytes = two.num_bytes.total() + more * layer_bytes
     return {
         "layer": dict(sorted(layer.items())),

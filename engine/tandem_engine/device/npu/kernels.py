@@ -9,9 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.npu.limits import IN_FLOAT_ALONE, check_int8
+from tandem_engine.device.npu.limits import check_int8, check_mc2
 from tandem_engine.device.npu.linear import (
     FloatLinear,
     FloatPacking,
@@ -174,13 +173,8 @@ class NpuKernels(UnfusedKernels):
 
     def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:
         """Multiply floats: in 8 bits it would want scales in bfloat16."""
-        layers = packed_model.layers
-        if not all(
-            isinstance(packed, FloatLinear)
-            for layer in layers
-            for packed in (layer.output, layer.down)
-        ):
-            raise ConfigError(IN_FLOAT_ALONE)
+        summed = [each for layer in packed_model.layers for each in (layer.output, layer.down)]
+        check_mc2(is_in_float=all(isinstance(each, FloatLinear) for each in summed))
         return multiply_and_add_up
 
     def _mask(self, device: torch.device) -> Tensor:

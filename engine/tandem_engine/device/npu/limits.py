@@ -16,11 +16,6 @@ CACHE_DTYPES: Final = ("bfloat16", "float16")
 MOST_INT8_SIZE: Final = 65535
 """Inputs, and outputs, of a layer in 8 bits."""
 
-IN_FLOAT_ALONE: Final = (
-    "ccl.enableMc2 adds up results of layers in float, and layers of this model are in 8 bits; "
-    "leave enableMc2 out, or quantization none"
-)
-
 
 def check_cache(layout: CacheLayout) -> None:
     """Make sure that attention takes such a cache.
@@ -45,7 +40,7 @@ def check_cache(layout: CacheLayout) -> None:
         )
 
 
-def check_int8(outputs: int, inputs: int, *, enable_mc2: bool = False) -> None:
+def check_int8(outputs: int, inputs: int) -> None:
     """Make sure that a layer can be multiplied in 8 bits.
 
     Raises:
@@ -56,5 +51,16 @@ def check_int8(outputs: int, inputs: int, *, enable_mc2: bool = False) -> None:
             f"a layer of {outputs} outputs and {inputs} inputs is in 8 bits, and on device npu "
             f"neither may be above {MOST_INT8_SIZE}; leave it in its own type, or raise tp"
         )
-    if enable_mc2:
-        raise ConfigError(IN_FLOAT_ALONE)
+
+
+def check_mc2(*, is_in_float: bool) -> None:
+    """Make sure that a model's layers can be multiplied and added up in one operator.
+
+    Raises:
+        ConfigError: Some are in 8 bits.
+    """
+    if not is_in_float:
+        raise ConfigError(
+            "ccl.enableMc2 adds up results of layers in float, and layers of this model are in 8 "
+            "bits; leave enableMc2 out, or quantization none"
+        )

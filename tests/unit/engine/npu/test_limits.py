@@ -1,19 +1,24 @@
 """Sizes that the operators of an NPU do not take are refused, with those that would do."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from tandem_engine.api.config import EngineConfig, ScheduleConfig
+from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batches import CclConfig
 from tandem_engine.api.speculation import SpeculationConfig
+from tandem_engine.convert import quantize_checkpoint
 from tandem_engine.device.npu.kernels import NpuKernels
 from tandem_engine.device.npu.limits import check_cache
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import read_decoder_config
 from tandem_engine.model.draft import check_draft
+from tandem_engine.preview import check_device
 from tests.tiny import TINY
 
 LAYOUT = CacheLayout(num_layers=2, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=128)
@@ -80,3 +85,29 @@ def test_a_draft_model_whose_heads_are_others_is_refused_by_its_name() -> None:
         match=r"^speculation\.draft\.source: of the draft model, the model's heads have 32 values",
     ):
         draft.check_cache(check_cache)
+
+
+def test_one_operator_for_sums_wants_a_checkpoint_in_float(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    in_float = make_checkpoint("Qwen3ForCausalLM", head_dim=128, dtype="bfloat16")
+    in_8_bits = tmp_path / "in 8 bits"
+    quantize_checkpoint(in_float, in_8_bits)
+
+    def check(folder: Path, **ccl: bool) -> None:
+        tp2 = ParallelismConfig(tp=2)
+        check_device(
+            EngineConfig(
+                model_path=str(folder),
+                device="npu",
+                parallelism=tp2,
+                num_threads=2,
+                schedule=ScheduleConfig(cache_block_size=128),
+                ccl=CclConfig(**ccl),
+            )
+        )
+
+    check(in_float, enable_mc2=True)
+    check(in_8_bits)
+    with pytest.raises(ConfigError, match=r"^device: ccl\.enableMc2 adds up results of layers in "):
+        check(in_8_bits, enable_mc2=True)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.npu.kernels import NpuKernels
@@ -16,6 +15,7 @@ from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.quantization.int8 import Int8Weight, StaticInput, quantize_rows
+from tests.npu.called import Called
 from tests.npu.operators import CardError, any_size, operators_on_cpu
 from tests.unit.engine.attention_cases import TOLERANCE, Batch, attend, batches, random
 
@@ -103,21 +103,6 @@ def int8(weight: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int
 STATICS = pytest.mark.parametrize(
     "static", [None, StaticInput(0.03, 101)], ids=["tokens", "static"]
 )
-
-
-class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Names of the operators of an NPU, as they are called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        if func.namespace == "npu":
-            self.names.append(func._opname)
-        return func(*args, **(kwargs or {}))
 
 
 @STATICS
