@@ -70,6 +70,8 @@ def _container() -> dict[str, Any]:
         "image": kuberay_image().reference,
         "imagePullPolicy": "IfNotPresent",
         "args": ["--enable-leader-election=false"],
+        # As docs/guides/kubernetes.md installs it: Tandem's workers wait for their head themselves.
+        "env": [{"name": "ENABLE_INIT_CONTAINER_INJECTION", "value": "false"}],
         "ports": [{"name": "http", "containerPort": 8080}],
         "readinessProbe": {"httpGet": {"path": "/metrics", "port": "http"}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},

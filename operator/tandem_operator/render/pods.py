@@ -2,14 +2,16 @@
 
 KubeRay adds to both what Ray needs (see ray-operator's controllers/ray/common/pod.go): the command
 `ray start`, variables such as RAY_ADDRESS and RAY_AUTH_TOKEN, a memory volume at /dev/shm, a
-liveness probe; to a worker an init container that waits for the head, with this container's image,
-variables, mounts and securityContext; to the head the autoscaler, and its service account.
+liveness probe; to a worker an init container that waits for the head, unless it was told not to,
+with this container's image, variables, mounts and securityContext; to the head the autoscaler, and
+its service account.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tandem_operator.k8s import names
+from tandem_operator.render import await_head
 from tandem_operator.render.head_store import head_token
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import ContainerResources, OperatorSettings
@@ -139,6 +141,7 @@ def worker_template(
         "livenessProbe": dict(_WORKER_LIVES),
     }
     template = _template(service, settings, names.WORKER, container, storage)
+    template["spec"]["initContainers"] = [_await_head(container, settings)]
     template["spec"]["topologySpreadConstraints"] = [_one_per_node(service)]
     # A replica never uses the Kubernetes API, so an attacker in one should get no account for it.
     template["spec"]["automountServiceAccountToken"] = False
@@ -204,7 +207,7 @@ def _template(
             "terminationGracePeriodSeconds": TERMINATION_GRACE_PERIOD_S,
             # Else a container's program is process 1 there, to which Linux delivers no SIGTERM
             # that it does not handle. The autoscaler would outlive Ray by a minute, and a worker
-            # that still waits for the head (KubeRay's init container) a deleted service by eleven.
+            # that still waits for the head a deleted service by eleven.
             "shareProcessNamespace": True,
             # A Service called ray-… would else set variables that Ray reads as its own.
             "enableServiceLinks": False,
@@ -260,6 +263,21 @@ def _one_per_node(service: InferenceService) -> dict[str, Any]:
         "labelSelector": {"matchLabels": names.pod_selector(service.name, names.WORKER)},
         # The old cluster's pods, which are about to go, do not count.
         "matchLabelKeys": [names.RAY_CLUSTER],
+    }
+
+
+def _await_head(worker: Mapping[str, Any], settings: OperatorSettings) -> dict[str, Any]:
+    """Return the init container of a worker that ends once the head answers.
+
+    KubeRay sets its FQ_RAY_IP. It has resources because a namespace's quota may demand them; they
+    add nothing to the pod's, which takes the larger of this container's and the worker's.
+    """
+    shared = ("image", "imagePullPolicy", "securityContext")
+    return {
+        "name": "await-head",
+        **{field: worker[field] for field in shared if field in worker},
+        "command": ["bash", "-c", await_head.SCRIPT, str(GCS_PORT)],
+        "resources": resources(settings, await_head.RESOURCES),
     }
 
 

@@ -151,7 +151,7 @@ def test_the_rayservice_is_deleted_by_hand(
 def test_a_service_is_deleted_whose_ray_hangs(
     service: DeployedService, cluster: Cluster, times: Times
 ) -> None:
-    """Its head answers no request, and its worker waits for it in KubeRay's init container."""
+    """Its head answers no request, and its worker waits for it in an init container."""
     lost = service.pod_uids()
     stop_processes(cluster, "gcs_server")
     service.kubernetes.kubectl(

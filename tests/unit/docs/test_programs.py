@@ -28,6 +28,7 @@ from tests.unit.docs.pages import (
     console_commands,
     name_of,
 )
+from tools.cluster import kuberay
 from tools.cluster.modules import KUBERAY, version_of
 from tools.cluster.paths import GO_MODULES
 
@@ -119,14 +120,19 @@ def check_helm(words: list[str]) -> None:
     assert release in {"tandem", "kuberay-operator"}
     assert {*options(words, "-n", "--namespace")} <= NAMESPACES
     assert all(map(exists, options(words, "-f", "--values")))
-    values = json.loads((ROOT / "charts/tandem/values.schema.json").read_text())["properties"]
-    assert {one.partition("=")[0] for one in options(words, "--set")} <= {*values}
+    if release == "tandem":
+        values = json.loads((ROOT / "charts/tandem/values.schema.json").read_text())["properties"]
+        assert {one.partition("=")[0] for one in options(words, "--set")} <= {*values}
     if verb in {"rollback", "uninstall"}:
         return
     if release == "tandem":
         assert (ROOT / rest[0] / "Chart.yaml").is_file()
     else:
         assert options(words, "--version") == [kuberay_version()]
+        (container,) = kuberay.deployment()["spec"]["template"]["spec"]["containers"]
+        (variable,) = container["env"]
+        assert options(words, "--set") == [f"env[0].name={variable['name']}"]
+        assert options(words, "--set-string") == [f"env[0].value={variable['value']}"]
 
 
 @cache

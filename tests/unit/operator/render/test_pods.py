@@ -78,6 +78,18 @@ def test_every_container_hears_that_its_pod_ends() -> None:
     assert worker_pod(rendered())["shareProcessNamespace"] is True
 
 
+def test_a_worker_waits_for_its_head_hardened_and_with_bounds_of_its_own() -> None:
+    """`ray start` gives up on a head that comes later, and KubeRay may be told not to wait."""
+    pod = worker_pod(rendered())
+    (container,), (await_head,) = pod["containers"], pod["initContainers"]
+
+    assert await_head["command"][-1] == "6379"
+    assert await_head["securityContext"] == container["securityContext"]
+    assert await_head["image"] == container["image"]
+    assert set(await_head["resources"]["limits"]) == {"cpu", "memory"}
+    assert "initContainers" not in head_pod(rendered())
+
+
 def test_a_pod_is_ready_when_haproxy_says_so() -> None:
     (container,) = worker_pod(rendered())["containers"]
 
