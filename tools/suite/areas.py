@@ -269,7 +269,8 @@ STAGES: Final = (
 
 def below(path: PurePosixPath, roots: tuple[str, ...]) -> str:
     """Return the longest of some paths that `path` is or lies below; empty: none."""
-    return max((root for root in roots if path.is_relative_to(root)), key=len, default="")
+    text = f"{path}/"  # is_relative_to takes twenty times as long
+    return max((root for root in roots if text.startswith(f"{root}/")), key=len, default="")
 
 
 def area_of(path: PurePosixPath) -> Area:

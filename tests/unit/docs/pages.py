@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -71,9 +72,10 @@ def prose(page: Path) -> list[str]:
     return [line for line in _parts(page) if isinstance(line, str)]
 
 
-def links(page: Path) -> list[str]:
+@cache
+def links(page: Path) -> tuple[str, ...]:
     """Return the targets of the links and pictures of a page."""
-    return [target for line in prose(page) for target in _LINK.findall(_CODE.sub("", line))]
+    return tuple(target for line in prose(page) for target in _LINK.findall(_CODE.sub("", line)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -144,7 +146,12 @@ def _has_open_quote(command: str) -> bool:
     return False
 
 
-def _parts(page: Path) -> Iterator[Block | str]:
+@cache
+def _parts(page: Path) -> tuple[Block | str, ...]:
+    return tuple(_read_parts(page))
+
+
+def _read_parts(page: Path) -> Iterator[Block | str]:
     language, lines, start = "", list[str](), 0
     is_open = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
