@@ -1,4 +1,4 @@
-"""What a worker pod does until its Ray head answers.
+"""A worker pod's wait for its Ray head.
 
 `ray start` gives up on a head that is still on its way. KubeRay's own init container
 (`wait-gcs-ready`) imports Ray for each look, under a limit of a fifth of a CPU: 13 to 16 seconds of
