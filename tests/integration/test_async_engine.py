@@ -371,8 +371,11 @@ async def test_a_lost_replica_ends_every_stream_with_the_cause(
 ) -> None:
     async with engine_of(checkpoint) as engine:
         executor = engine._loop._engine._runner._executor  # type: ignore[attr-defined]
+        # The first may be computed before the last is queued, which would then be refused.
+        all_queued = threading.Event()
 
         def lose(_batch: object) -> None:
+            all_queued.wait(HANG_S)
             raise ReplicaLost("Rank 1 has ended.")
 
         if is_idle:
@@ -381,6 +384,7 @@ async def test_a_lost_replica_ends_every_stream_with_the_cause(
         else:
             monkeypatch.setattr(executor, "forward", lose)
             streams = [engine.submit(f"r{number}", PROMPT, params()) for number in range(3)]
+            all_queued.set()
             for stream in streams:
                 with pytest.raises(ReplicaLost, match="Rank 1 has ended"):
                     await anext(aiter(stream))

@@ -50,9 +50,11 @@ def running(head: socketserver.TCPServer) -> Iterator[int]:
     thread = threading.Thread(target=head.serve_forever)
     with head:
         thread.start()
-        yield head.server_address[1]
-        head.shutdown()
-        thread.join()
+        try:
+            yield head.server_address[1]
+        finally:
+            head.shutdown()
+            thread.join()
 
 
 @contextmanager
