@@ -29,6 +29,7 @@ from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.async_engine.choice import Choice
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
+from tests.integration.meeting import meeting
 from tests.patience import HANG_S, until
 
 PROMPT = tuple(range(65, 90))
@@ -163,7 +164,8 @@ async def test_requests_that_lose_their_blocks_say_the_same_in_the_end(checkpoin
     async with engine_of(checkpoint) as roomy, engine_of(checkpoint, num_kv_blocks=32) as scarce:
         desired = params(max_tokens=60, temperature=0.0)
         expected = tokens(await read(roomy, desired))
-        results = await asyncio.gather(*(read(scarce, desired, f"r{i}") for i in range(12)))
+        with meeting(scarce, 12):
+            results = await asyncio.gather(*(read(scarce, desired, f"r{i}") for i in range(12)))
 
         assert all(tokens(outputs) == expected for outputs in results)
         assert scarce.stats().num_preemptions > 0
@@ -371,11 +373,8 @@ async def test_a_lost_replica_ends_every_stream_with_the_cause(
 ) -> None:
     async with engine_of(checkpoint) as engine:
         executor = engine._loop._engine._runner._executor  # type: ignore[attr-defined]
-        # The first may be computed before the last is queued, which would then be refused.
-        all_queued = threading.Event()
 
         def lose(_batch: object) -> None:
-            all_queued.wait(HANG_S)
             raise ReplicaLost("Rank 1 has ended.")
 
         if is_idle:
@@ -383,8 +382,9 @@ async def test_a_lost_replica_ends_every_stream_with_the_cause(
             await asyncio.to_thread(engine._loop.join)
         else:
             monkeypatch.setattr(executor, "forward", lose)
-            streams = [engine.submit(f"r{number}", PROMPT, params()) for number in range(3)]
-            all_queued.set()
+            # One that comes after the loss is refused.
+            with meeting(engine, 3):
+                streams = [engine.submit(f"r{number}", PROMPT, params()) for number in range(3)]
             for stream in streams:
                 with pytest.raises(ReplicaLost, match="Rank 1 has ended"):
                     await anext(aiter(stream))

@@ -1,6 +1,7 @@
 """Commands to the engine that fail: their caller learns of it, and the other streams go on."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from tandem_engine.api.errors import EngineStopped, RequestFailed
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.step import Step, StepResult
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.scheduler.queues import Queues
+from tests.integration.meeting import meeting
 from tests.integration.test_async_engine import (
     MIX,
     PROMPT,
@@ -24,7 +27,7 @@ from tests.integration.test_async_engine import (
     read,
     tokens,
 )
-from tests.patience import until
+from tests.patience import HANG_S, until
 
 __all__ = ["checkpoint"]
 
@@ -119,8 +122,14 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with engine_of(checkpoint) as engine:
-        _, near = await beside(engine)
-        forget = Queues.forget
+        runner, forget = engine._loop._engine._runner, Queues.forget
+        run, is_aborted = runner.run, threading.Event()
+
+        def hold(step: Step) -> StepResult:
+            """Hold both requests back when they have begun: none may end by itself."""
+            if len(step.sequence_ids[: step.num_decodes]) == 2:
+                is_aborted.wait(HANG_S)
+            return run(step)
 
         def half(queues: Queues, sequence_id: str) -> None:
             forget(queues, sequence_id)
@@ -128,12 +137,15 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
                 raise KeyError(sequence_id)
 
         monkeypatch.setattr(Queues, "forget", half)
-        stream = engine.submit("odd", PROMPT, LONG)
-        await anext(aiter(stream))
-        stream.abort()
+        monkeypatch.setattr(runner, "run", hold)
+        with meeting(engine, 2):
+            near, odd = (engine.submit(name, PROMPT, LONG) for name in ("near", "odd"))
+        await anext(aiter(odd))
+        odd.abort()
+        is_aborted.set()
 
         with pytest.raises(EngineStopped, match="this is a bug"):
-            await near
+            _ = [output async for output in near]
         with pytest.raises(EngineStopped, match="The engine died: AssertionError"):
             engine.check_health()
 

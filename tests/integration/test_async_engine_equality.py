@@ -33,6 +33,7 @@ from tests.integration.bench import (
     truth,
     with_async_scheduling,
 )
+from tests.integration.meeting import meeting
 from tests.integration.test_beams import END_OF_TEXT, reference, up_to_end
 from tests.tiny import TINY
 
@@ -207,7 +208,8 @@ async def test_beams_that_lose_their_blocks_are_those_of_transformers(
     async with engine_of(
         schedule, num_kv_blocks=SCARCE, num_host_blocks=HOST_BLOCKS * bool(swaps)
     ) as engine:
-        said, found = await asyncio.gather(others(engine), beams(engine))
+        with meeting(engine, len(crowd()) + len(expected())):
+            said, found = await asyncio.gather(others(engine), beams(engine))
 
         assert found == expected()
         assert said == truth().tokens
