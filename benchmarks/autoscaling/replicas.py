@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.scheduling.policies import Policy, with_slo
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.settings import LatencyTargets
+from tandem_engine.async_engine.capacity_question import Measure
 from tandem_engine.simulate.fluid_replicas import FluidReplicas
 from tandem_engine.simulate.machines import Machine, Noise, NoisyMachine
 from tandem_engine.simulate.performance_curve import LoadPoint, PerformanceCurve, calibrate
@@ -27,12 +28,14 @@ class SchedulerReplicas:
         machine: Their machine.
         noise: Its variation.
         rng: Decides it.
+        measure: Measures their capacity; None: they compute it.
     """
 
     policy: Policy
     machine: Machine
     noise: Noise
     rng: Random
+    measure: Measure | None = None
 
     def one(self) -> SchedulerReplica:
         """Make one."""
@@ -42,6 +45,7 @@ class SchedulerReplicas:
             self.policy.slo,
             NoisyMachine(self.machine, self.noise, rng),
             num_blocks=self.machine.num_blocks,
+            measure=self.measure,
         )
 
     def __call__(self, count: int, now: float) -> Sequence[Replica]:

@@ -8,6 +8,7 @@ from math import ceil
 from random import Random
 from typing import Final
 
+from benchmarks.autoscaling.capacities import MixedCapacities, measure
 from benchmarks.autoscaling.controllers import (
     ControllerSettings,
     initial_replicas,
@@ -197,7 +198,9 @@ def _replicas(
     curve, policy = options.curve, with_slo(options.targets)
     if not is_flow:
         rng = Random(f"{seed} noise")  # noqa: S311  # load, not secrets
-        replicas = SchedulerReplicas(policy=policy, machine=curve.machine, noise=Noise(), rng=rng)
+        replicas = SchedulerReplicas(
+            policy=policy, machine=curve.machine, noise=Noise(), rng=rng, measure=measure
+        )
         return replicas, None
     shapes = {stream.mean_shape: _arrivals(stream.shapes) for stream in load.streams}
     predictor = FlowPredictor(
@@ -205,6 +208,9 @@ def _replicas(
         shapes={mean: shape_of(each) for mean, each in shapes.items()},
         limits=ReplicaLimits.of(policy.schedule, curve.machine.num_blocks),
         slo=policy.slo,
+        measure=MixedCapacities(
+            {stream.mean_shape: stream.shapes for stream in load.streams}, policy, curve.machine
+        ),
     )
     return lambda count, now: make_flows(curve, count, now), predictor
 

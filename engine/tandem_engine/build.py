@@ -13,6 +13,7 @@ from tandem_engine.api.micro_batch_stats import cost_line
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.rewrites import consequences
 from tandem_engine.async_engine.async_engine import AsyncEngine, in_force
+from tandem_engine.async_engine.capacity_watch import watch_capacity
 from tandem_engine.async_engine.loop import EngineLoop
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.micro_batch_log import MicroBatchLog
@@ -162,6 +163,7 @@ def build_engine(
         loop = EngineLoop(
             engine, metrics, in_use, halves, turn=nullcontext if group is None else group.turn
         )
+        capacity_watch = watch_capacity(config, metrics)
         loop.start()
         # From now on the loop ends the ranks.
         stack.pop_all()
@@ -176,6 +178,7 @@ def build_engine(
         sampling_defaults=sampling_defaults,
         metrics=metrics,
         recordings=Recordings(executor),
+        capacity_watch=capacity_watch,
     )
 
 

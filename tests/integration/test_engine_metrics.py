@@ -123,5 +123,17 @@ async def test_predictions_and_the_queues_age_come_from_the_load(
         told = scrape(engine)
         assert told[key("queue_age_seconds")] == 0.0
         assert told[key("predicted_capacity_requests_per_second")] > 0.0
+        # From here on by a process that serves these requests in virtual time.
+        watch = engine._capacity_watch
+        assert watch is not None
+        watch.hurry()
+        await until(lambda: watch.measured is not None)
+        assert watch.measured is not None
+        question, measured = watch.measured
+        assert sorted(lengths.output for lengths in question.requests) == sorted(
+            2 + number % 7 for number in range(40)
+        )
+        told = scrape(engine)
+        assert told[key("predicted_capacity_requests_per_second")] == measured.requests_per_s
         assert told[key("predicted_zero_load_ttft_seconds")] > 0.0
         assert told["vllm:num_requests_waiting", frozenset()] == 0.0

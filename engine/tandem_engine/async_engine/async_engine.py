@@ -24,6 +24,7 @@ from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.api.timeline import Timeline
+from tandem_engine.async_engine.capacity_watch import CapacityWatch
 from tandem_engine.async_engine.choice import choices_of
 from tandem_engine.async_engine.loop import EngineLoop
 from tandem_engine.async_engine.metrics import EngineMetrics
@@ -49,6 +50,7 @@ class AsyncEngine:
         sampling_defaults: SamplingDefaults,
         metrics: EngineMetrics,
         recordings: Recordings,
+        capacity_watch: CapacityWatch | None = None,
     ) -> None:
         self._loop = loop
         self._codec = codec
@@ -58,6 +60,7 @@ class AsyncEngine:
         self._sampling_defaults = sampling_defaults
         self._metrics = metrics
         self._recordings = recordings
+        self._capacity_watch = capacity_watch
         self._numbers = itertools.count()
 
     @property
@@ -126,6 +129,8 @@ class AsyncEngine:
             _LOG.info("%s", consequence.text)
         await asyncio.wrap_future(self._loop.reconfigure(schedule, slo))
         self._schedule = schedule
+        if self._capacity_watch is not None:
+            self._capacity_watch.hurry()
 
     def stats(self) -> EngineStats:
         """The inner state after the last step."""
@@ -157,6 +162,8 @@ class AsyncEngine:
     async def stop(self) -> None:
         """End the step loop; running requests end with EngineStopped."""
         await self._recordings.stop()
+        if self._capacity_watch is not None:
+            self._capacity_watch.stop()
         self._loop.stop()
         await asyncio.to_thread(self._loop.join)
 

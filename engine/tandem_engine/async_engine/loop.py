@@ -259,7 +259,10 @@ class EngineLoop:
 
     def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
         self._metrics.received(
-            len(request.prompt_token_ids), len(choices), priority=request.priority
+            len(request.prompt_token_ids),
+            len(choices),
+            priority=request.priority,
+            timelines=[choice.timeline for choice in choices],
         )
         try:
             self._engine.add(request)
@@ -328,6 +331,10 @@ class EngineLoop:
             choice = self._choices.get(sequence_id)
             if choice is not None:
                 choice.timeline.scheduled = started
+                # The others have the prompt of the first.
+                choice.timeline.num_cached = (
+                    num_cached if choice.index == 0 else len(request.prompt_token_ids)
+                )
                 self._metrics.scheduled(choice.timeline)
 
     def _note_prompt_logprobs(self, progress: Progress) -> None:

@@ -23,8 +23,10 @@ from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.request import LOWEST_PRIORITY
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
+from tandem_engine.async_engine.capacity_question import CapacityQuestion, MeasuredCapacity
 from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
+from tandem_engine.async_engine.load_sample import LoadSample
 from tandem_engine.async_engine.metric_aliases import aliases_of
 from tandem_engine.async_engine.optional_metrics import (
     device_series,
@@ -36,7 +38,7 @@ from tandem_engine.async_engine.priority_metrics import PriorityMetrics
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.async_engine.slo_metrics import SloResults, predictions
 from tandem_engine.async_engine.timeline import Timeline
-from tandem_engine.scheduler.latency.capacity import ReplicaLimits
+from tandem_engine.scheduler.latency.capacity import ReplicaLimits, capacity, one_at_a_time
 from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord
@@ -56,7 +58,15 @@ _COUNTERS: Final = MappingProxyType(
 _NO_WAITS: Final[Mapping[Reason, float]] = MappingProxyType({})
 
 
+Measurement = tuple[CapacityQuestion, MeasuredCapacity]
+"""A question, and its answer."""
+
+
 def _no_micro_batches() -> None:
+    return None
+
+
+def _not_measured() -> None:
     return None
 
 
@@ -96,6 +106,9 @@ class EngineMetrics(Collector):
         self._micro_batches: Callable[[], MicroBatchStats | None] = _no_micro_batches
         self._prices: StepPrices | None = None
         self._recent = RecentRequests()
+        self._sample = LoadSample()
+        self._asked: tuple[int, ScheduleConfig, Slo] | None = None
+        self._measured: Callable[[], Measurement | None] = _not_measured
         self._counts = dict.fromkeys(_COUNTERS, 0.0)
         self._stats: EngineStats | None = None
         self._waited_s = _NO_WAITS
@@ -144,6 +157,10 @@ class EngineMetrics(Collector):
         """Ask `stats` at each scrape for what micro-batches bring; None: they are off."""
         self._micro_batches = stats
 
+    def watch_capacity(self, measured: Callable[[], Measurement | None]) -> None:
+        """Ask `measured` at each scrape for what `capacity_question` was answered last."""
+        self._measured = measured
+
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Judge requests by other targets from now on; each target is a bucket's bound."""
         self._schedule = schedule
@@ -159,9 +176,18 @@ class EngineMetrics(Collector):
             histogram.set_edge(slo.tpot_s)
 
     def received(
-        self, num_prompt: int, num_choices: int, *, priority: int = LOWEST_PRIORITY
+        self,
+        num_prompt: int,
+        num_choices: int,
+        *,
+        priority: int = LOWEST_PRIORITY,
+        timelines: Sequence[Timeline] = (),
     ) -> None:
-        """Count the choices of a request that was taken, whose prompt has `num_prompt` tokens."""
+        """Count the choices of a request that was taken, whose prompt has `num_prompt` tokens.
+
+        Their `timelines` go on, and are a part of the load that capacity is measured by.
+        """
+        self._sample.arrived(num_prompt, timelines)
         self._counts["request_received"] += num_choices
         self._priorities.received(priority, num_choices)
         self._recent.arrived(num_prompt, num_choices)
@@ -193,6 +219,7 @@ class EngineMetrics(Collector):
     def finished(self, timeline: Timeline, now: float, num_prompt: int) -> None:
         """Note that a choice, of a prompt of `num_prompt` tokens, ended well."""
         tpot_s = timeline.tpot
+        timeline.has_ended = True
         self._counts["request_success"] += 1
         self._outputs.observe(timeline.num_tokens)
         self._e2e.observe(now - timeline.arrived)
@@ -306,7 +333,43 @@ class EngineMetrics(Collector):
             limits=ReplicaLimits.of(self._schedule, stats.num_kv_blocks),
             slo=self._slo_results.slo,
             pace=stats.tpot_pace or 1.0,
+            measured=self._measured_now(),
         )
+
+    def capacity_question(self) -> CapacityQuestion | None:
+        """Return the replica and its load; None: too little is known, or it is as it was.
+
+        For the one thread that has the capacity measured.
+        """
+        stats, schedule, slo = self._stats, self._schedule, self._slo_results.slo
+        asked = (self._sample.num_arrived, schedule, slo)
+        shape, requests, prices = self._recent.shape(), self._sample.lengths(), self._prices
+        if slo.ttft is None or shape is None or not requests or prices is None or stats is None:
+            return None
+        if asked == self._asked:
+            return None
+        self._asked = asked
+        measured = self._measured_now()
+        limits = ReplicaLimits.of(schedule, stats.num_kv_blocks)
+        return CapacityQuestion(
+            prices=prices,
+            requests=requests,
+            schedule=schedule,
+            slo=slo,
+            num_blocks=stats.num_kv_blocks,
+            guess=(measured and measured.requests_per_s)
+            or capacity(prices, shape, limits, slo, pace=stats.tpot_pace or 1.0).requests_per_s
+            or one_at_a_time(prices, shape),
+        )
+
+    def _measured_now(self) -> MeasuredCapacity | None:
+        """Return the capacity as it was measured with the settings in force; None: it was not."""
+        measurement = self._measured()
+        if measurement is None:
+            return None
+        question, answer = measurement
+        is_current = (question.schedule, question.slo) == (self._schedule, self._slo_results.slo)
+        return answer if is_current else None
 
     def _histograms(self) -> tuple[Histogram, ...]:
         return (

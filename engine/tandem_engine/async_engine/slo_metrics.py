@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from tandem_engine.api.slo import Slo
+from tandem_engine.async_engine.capacity_question import MeasuredCapacity
 from tandem_engine.async_engine.families import Families
 from tandem_engine.scheduler.latency.capacity import (
     ReplicaLimits,
@@ -86,10 +87,18 @@ def predictions(
     limits: ReplicaLimits,
     slo: Slo,
     pace: float,
+    measured: MeasuredCapacity | None = None,
 ) -> Iterator[Metric]:
     """Yield what the replica's model of step times says of requests of one shape.
 
-    `pace` is the share of the TPOT target that steps may take.
+    Args:
+        families: Makes the series.
+        prices: The model.
+        shape: Mean lengths of the requests.
+        limits: Limits of the replica.
+        slo: The targets.
+        pace: Share of the TPOT target that steps may take.
+        measured: The capacity; None: it is computed.
     """
     yield families.gauge(
         "predicted_zero_load_ttft_seconds",
@@ -102,10 +111,10 @@ def predictions(
         zero_load_tpot_s(prices, shape),
     )
     if slo.is_given:
-        most = capacity(prices, shape, limits, slo, pace=pace)
+        most = measured or capacity(prices, shape, limits, slo, pace=pace)
         yield families.gauge(
             "predicted_capacity_requests_per_second",
-            "Highest rate of mean recent requests that is predicted to keep the targets.",
+            "Highest rate of requests as they were of late that is predicted to keep the targets.",
             most.requests_per_s,
         )
         yield families.gauge(

@@ -18,6 +18,10 @@ class Timeline:
     """Start of each step that computed a part of its prompt, and the tokens of that part; None: it
     is not traced."""
     priority: int = LOWEST_PRIORITY
+    num_cached: int = 0
+    """Prompt tokens that it did not have to compute: another request or choice had."""
+    has_ended: bool = False
+    """True when it ended well."""
 
     def token(self, now: float) -> float | None:
         """Note a token; return the seconds since the one before (ITL), None for the first."""

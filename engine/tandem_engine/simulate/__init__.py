@@ -10,6 +10,8 @@ Pure: no clock, no chance of its own (callers pass seeded `RandomNumbers`), no f
     simulator          one load on one such replica
     fluid_replicas     replicas as flows, for fleets and days that are too many steps
     predictions        what replicas predict of themselves
+    capacity_search    the highest rate that a replica carries: one such replica a rate
+    capacity_meter     when a simulated replica has it searched
     router             the router's policy
     fleet              replicas behind the router, their starts and ends, and a controller
 """

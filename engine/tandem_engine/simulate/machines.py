@@ -7,7 +7,7 @@ of a step that waits for the weights, noise, and slow steps.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from tandem_engine.api.step import Step
 from tandem_engine.simulate.random_numbers import RandomNumbers
@@ -97,6 +97,19 @@ class Noise:
     slowdown: float = 4.0
     """Factor of those."""
 
+    def factor(self, rng: RandomNumbers) -> float:
+        """Return by what the time of the next step varies."""
+        factor = rng.lognormvariate(0.0, self.spread)
+        return factor * self.slowdown if rng.random() < self.outliers else factor
+
+
+class StepTimer(Protocol):
+    """Says how long steps take."""
+
+    def seconds(self, step: Step) -> float:
+        """Seconds of the next step."""
+        ...
+
 
 class NoisyMachine:
     """A machine whose steps vary; the same seed gives the same variations, step by step.
@@ -115,8 +128,4 @@ class NoisyMachine:
 
     def seconds(self, step: Step) -> float:
         """Seconds of the step."""
-        noise, rng = self._noise, self._rng
-        factor = rng.lognormvariate(0.0, noise.spread)
-        if rng.random() < noise.outliers:
-            factor *= noise.slowdown
-        return self.machine.seconds(step) * factor
+        return self.machine.seconds(step) * self._noise.factor(self._rng)

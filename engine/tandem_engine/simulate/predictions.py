@@ -1,9 +1,10 @@
 """A replica's predictions, by the formulas of its metrics: of itself, or by a price list."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from tandem_engine.api.slo import Slo
+from tandem_engine.async_engine.capacity_question import MeasuredCapacity
 from tandem_engine.scheduler.latency.capacity import (
     ReplicaLimits,
     RequestShape,
@@ -18,10 +19,16 @@ from tandem_engine.simulate.workload import Shape
 
 
 def predict(
-    prices: StepPrices, shape: RequestShape, limits: ReplicaLimits, slo: Slo, *, pace: float
+    prices: StepPrices,
+    shape: RequestShape,
+    limits: ReplicaLimits,
+    slo: Slo,
+    *,
+    pace: float,
+    measured: MeasuredCapacity | None = None,
 ) -> Predictions:
-    """Return the values of the four series of predictions."""
-    most = capacity(prices, shape, limits, slo, pace=pace)
+    """Return the values of the four series of predictions; `measured` is the capacity, if it is."""
+    most = measured or capacity(prices, shape, limits, slo, pace=pace)
     return Predictions(
         most.requests_per_s,
         most.concurrency,
@@ -52,6 +59,7 @@ class FlowPredictor:
         limits: Of a replica.
         slo: The targets.
         pace: Share of the TPOT target that steps may take.
+        measure: Returns the capacity for a mix of requests; None: it is computed.
     """
 
     machine: Machine
@@ -59,13 +67,21 @@ class FlowPredictor:
     limits: ReplicaLimits
     slo: Slo
     pace: float = 0.95
+    measure: Callable[[Mapping[Shape, float]], MeasuredCapacity] | None = None
 
     def __call__(self, arrived: Mapping[Shape, float]) -> Predictions | None:
         """Predict for requests of which so many arrived; None: there were none."""
         if not arrived:
             return None
         mixed = mix([(self.shapes[shape], count) for shape, count in arrived.items()])
-        return predict(prices_of(self.machine), mixed, self.limits, self.slo, pace=self.pace)
+        return predict(
+            prices_of(self.machine),
+            mixed,
+            self.limits,
+            self.slo,
+            pace=self.pace,
+            measured=self.measure and self.measure(arrived),
+        )
 
 
 def mix(shapes: list[tuple[RequestShape, float]]) -> RequestShape:

@@ -9,12 +9,14 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step
+from tandem_engine.async_engine.capacity_question import Measure
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.latency.capacity import ReplicaLimits
 from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.simulate.capacity_meter import CapacityMeter
 from tandem_engine.simulate.drafts import SimulatedDrafts
-from tandem_engine.simulate.machines import NoisyMachine
+from tandem_engine.simulate.machines import StepTimer
 from tandem_engine.simulate.predictions import predict
 from tandem_engine.simulate.replica import (
     Completion,
@@ -43,6 +45,7 @@ class SchedulerReplica:
         machine: Gives the time of each step.
         num_blocks: KV blocks of the pool.
         drafts: Draft tokens; None: there are none.
+        measure: Measures its capacity, now and then; None: it is computed.
     """
 
     size: Final = 1
@@ -51,10 +54,11 @@ class SchedulerReplica:
         self,
         schedule: ScheduleConfig,
         slo: Slo,
-        machine: NoisyMachine,
+        machine: StepTimer,
         *,
         num_blocks: int,
         drafts: SimulatedDrafts | None = None,
+        measure: Measure | None = None,
     ) -> None:
         self.scheduler = Scheduler(
             schedule,
@@ -80,6 +84,7 @@ class SchedulerReplica:
         self._slo = slo
         self._limits = ReplicaLimits.of(schedule, num_blocks)
         self._recent = RecentRequests()
+        self._meter = None if measure is None else CapacityMeter(measure, schedule, slo, num_blocks)
         # Ends of a step that is computed up to a time later than `advance` was told.
         self._new_first_tokens: deque[FirstToken] = deque()
         self._new_completions: deque[Completion] = deque()
@@ -109,6 +114,8 @@ class SchedulerReplica:
         self._shapes[request.request_id] = (arrival.shape, arrival.due_s)
         self._unstarted[request.request_id] = arrival.due_s
         self._recent.arrived(arrival.shape.num_input, 1)
+        if self._meter is not None:
+            self._meter.arrived(request.request_id, arrival)
         self._runner.add(request)
         self.scheduler.add(request)
         if self._is_idle:
@@ -170,7 +177,10 @@ class SchedulerReplica:
         shape = self._recent.shape()
         if shape is None:
             return None
-        return predict(self.scheduler.step_prices, shape, self._limits, self._slo, pace=pace)
+        prices = self.scheduler.step_prices
+        meter = self._meter
+        measured = None if meter is None else meter.capacity(prices, shape, self._advanced_s)
+        return predict(prices, shape, self._limits, self._slo, pace=pace, measured=measured)
 
     def split(self, size: int) -> Replica:
         """Raise: it is one replica.
@@ -212,6 +222,8 @@ class SchedulerReplica:
                 others = shape.num_output - 1
                 tpot_s = (now - first) / others if others else None
                 self._recent.ended(shape.num_input, shape.num_output)
+                if self._meter is not None:
+                    self._meter.ended(name, shape)
                 completions.append(Completion(now, arrived, first, tpot_s, shape))
         return Progress(first_tokens, completions)
 

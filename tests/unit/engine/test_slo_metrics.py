@@ -5,6 +5,7 @@ import pytest
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.async_engine.capacity_question import MeasuredCapacity
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.recent_requests import FEWEST, HALF_LIFE, RecentRequests
 from tandem_engine.async_engine.timeline import Timeline
@@ -235,3 +236,80 @@ def test_answers_of_one_token_have_a_shape() -> None:
     assert shape is not None
     assert shape.num_decodes == 0.0
     assert shape.context == pytest.approx(10.5)
+
+
+def load(metrics: EngineMetrics, *, num_requests: int) -> None:
+    """Serve requests of 100 tokens that are answered by one, with their timelines."""
+    for _ in range(num_requests):
+        timeline = Timeline(arrived=-0.1)
+        metrics.received(num_prompt=100, num_choices=1, timelines=[timeline])
+        metrics.admitted(num_prompt=100, num_cached=0, num_choices=1)
+        timeline.token(0.0)
+        metrics.finished(timeline, 1.0, num_prompt=100)
+
+
+def test_a_question_needs_answers_a_ttft_target_and_something_new() -> None:
+    metrics = EngineMetrics("tiny", slo=BOTH)
+    metrics.state(STATS, prices=StepTimeModel().prices)
+    load(metrics, num_requests=FEWEST - 1)
+    assert metrics.capacity_question() is None
+
+    load(metrics, num_requests=1)
+    question = metrics.capacity_question()
+    assert question is not None
+    assert question.requests == [(100, 0, 1)] * FEWEST
+    assert (question.slo, question.num_blocks) == (BOTH, STATS.num_kv_blocks)
+    assert question.guess > 0.0
+    assert metrics.capacity_question() is None
+
+    load(metrics, num_requests=1)
+    assert metrics.capacity_question() is not None
+    metrics.reconfigure(ScheduleConfig(max_batch_size=7), BOTH)
+    question = metrics.capacity_question()
+    assert question is not None
+    assert question.schedule.max_batch_size == 7
+
+    metrics.reconfigure(ScheduleConfig(), Slo(tpot=BOTH.tpot))
+    assert metrics.capacity_question() is None
+
+
+def test_a_measured_capacity_is_shown_until_the_settings_are_others() -> None:
+    capacity = ("tandem_predicted_capacity_requests_per_second",)
+    metrics = EngineMetrics("tiny", slo=BOTH)
+    metrics.state(STATS, prices=StepTimeModel().prices)
+    load(metrics, num_requests=FEWEST)
+    computed = samples(metrics)[capacity]
+    question = metrics.capacity_question()
+    assert question is not None
+    measured = MeasuredCapacity(requests_per_s=123.0, concurrency=45.0)
+    metrics.watch_capacity(lambda: (question, measured))
+
+    told = samples(metrics)
+    assert told[capacity] == 123.0
+    assert told["tandem_predicted_capacity_concurrency",] == 45.0
+    load(metrics, num_requests=1)
+    again = metrics.capacity_question()
+    assert again is not None
+    assert again.guess == 123.0
+
+    metrics.reconfigure(ScheduleConfig(), Slo(ttft=BOTH.ttft))
+    assert samples(metrics)[capacity] == pytest.approx(computed, rel=0.5)
+    metrics.reconfigure(ScheduleConfig(), BOTH)
+    assert samples(metrics)[capacity] == 123.0
+
+
+def test_no_capacity_at_all_is_shown_as_such_and_searched_from_the_beginning() -> None:
+    metrics = EngineMetrics("tiny", slo=BOTH)
+    metrics.state(STATS, prices=StepTimeModel().prices)
+    load(metrics, num_requests=FEWEST)
+    question = metrics.capacity_question()
+    assert question is not None
+    metrics.watch_capacity(
+        lambda: (question, MeasuredCapacity(requests_per_s=0.0, concurrency=0.0))
+    )
+
+    assert samples(metrics)["tandem_predicted_capacity_requests_per_second",] == 0.0
+    load(metrics, num_requests=1)
+    again = metrics.capacity_question()
+    assert again is not None
+    assert again.guess == pytest.approx(question.guess)

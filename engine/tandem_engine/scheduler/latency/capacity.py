@@ -142,6 +142,19 @@ def zero_load_tpot_s(prices: StepPrices, shape: RequestShape) -> float:
     return prices.predict(load)
 
 
+def one_at_a_time(prices: StepPrices, shape: RequestShape) -> float:
+    """Return the requests a second of a replica that computes one after the other; above 0."""
+    stay_s = prices.predict(
+        StepLoad(
+            num_tokens=round(shape.computed),
+            num_rows=1,
+            chunk_context=shape.pairs,
+            decode_context=0,
+        )
+    ) + shape.num_decodes * zero_load_tpot_s(prices, shape)
+    return 1.0 / max(stay_s, _LEAST_WORK_S)
+
+
 def capacity(
     prices: StepPrices, shape: RequestShape, limits: ReplicaLimits, slo: Slo, *, pace: float = 1.0
 ) -> PredictedCapacity:
