@@ -52,5 +52,8 @@ class MeasuredCapacity:
     """Seconds of a core that measuring it took."""
 
 
+Measurement = tuple[CapacityQuestion, MeasuredCapacity]
+"""A question, and its answer."""
+
 Measure = Callable[[CapacityQuestion], MeasuredCapacity]
 """Answers a question."""

@@ -11,7 +11,11 @@ from typing import IO, Final
 from pydantic import TypeAdapter, ValidationError
 
 from tandem_engine.api.config import EngineConfig
-from tandem_engine.async_engine.capacity_question import CapacityQuestion, MeasuredCapacity
+from tandem_engine.async_engine.capacity_question import (
+    CapacityQuestion,
+    MeasuredCapacity,
+    Measurement,
+)
 from tandem_engine.async_engine.metrics import EngineMetrics
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ class CapacityWatch:
         self._lock = threading.Lock()
         self._is_stopped = False
         self._wakes = threading.Event()
-        self._measured: tuple[CapacityQuestion, MeasuredCapacity] | None = None
+        self._measured: Measurement | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-capacity", daemon=True)
 
     def start(self) -> None:
@@ -53,7 +57,7 @@ class CapacityWatch:
         self._thread.start()
 
     @property
-    def measured(self) -> tuple[CapacityQuestion, MeasuredCapacity] | None:
+    def measured(self) -> Measurement | None:
         """The newest answer, and its question; None: there is none yet."""
         return self._measured
 

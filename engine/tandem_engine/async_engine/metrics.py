@@ -23,7 +23,11 @@ from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.request import LOWEST_PRIORITY
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
-from tandem_engine.async_engine.capacity_question import CapacityQuestion, MeasuredCapacity
+from tandem_engine.async_engine.capacity_question import (
+    CapacityQuestion,
+    MeasuredCapacity,
+    Measurement,
+)
 from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
 from tandem_engine.async_engine.load_sample import LoadSample
@@ -56,10 +60,6 @@ _COUNTERS: Final = MappingProxyType(
     }
 )
 _NO_WAITS: Final[Mapping[Reason, float]] = MappingProxyType({})
-
-
-Measurement = tuple[CapacityQuestion, MeasuredCapacity]
-"""A question, and its answer."""
 
 
 def _no_micro_batches() -> None:

@@ -54,10 +54,11 @@ class CapacityMeter:
         self, prices: StepPrices, shape: RequestShape, now: float
     ) -> MeasuredCapacity | None:
         """Return the newest capacity, measured now if it is time; None: too few have ended."""
-        requests = self._sample.lengths()
-        if not requests or self._slo.ttft is None or now < self._measured_at + _PERIOD_S:
+        if self._slo.ttft is None or now < self._measured_at + _PERIOD_S:
             return self._measured
-        last = self._measured
+        requests, last = self._sample.lengths(), self._measured
+        if not requests:
+            return last
         self._measured_at = now
         self._measured = self._measure(
             CapacityQuestion(

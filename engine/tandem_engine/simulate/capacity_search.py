@@ -23,7 +23,7 @@ from tandem_engine.simulate.machines import Noise
 from tandem_engine.simulate.random_numbers import RandomNumbers
 from tandem_engine.simulate.replica import Progress
 from tandem_engine.simulate.scheduler_replica import SchedulerReplica
-from tandem_engine.simulate.workload import Arrival, Shape
+from tandem_engine.simulate.workload import Arrival, Shape, clip_shape
 
 NUM_REQUESTS: Final = 192
 """Judged in a trial, at least: the share that keeps the targets is known to about two per cent."""
@@ -44,6 +44,8 @@ _PRECISION: Final = 1.05
 """A rate that breaks the targets over one that keeps them, at the end of the search."""
 _STRIDES: Final = (1.15, 1.3, 1.6)
 """Factors by which the search goes away from its guess; the last one is repeated."""
+_MOST_TRIALS: Final = 40
+"""From a guess that is a million times too low. Steps that take no time end no search else."""
 _LEAST_SHARE: Final = 0.01
 """Of the guess: where less than it breaks the targets, nothing keeps them."""
 
@@ -59,9 +61,12 @@ def measure_capacity(
     requests = sorted(question.requests, key=lambda _: rng.random())
     low, high, concurrency = 0.0, inf, 0.0
     rate, strides = question.guess, chain(_STRIDES, repeat(_STRIDES[-1]))
-    while high > low * _PRECISION and high > question.guess * _LEAST_SHARE:
+    room = question.num_blocks * question.schedule.cache_block_size
+    for _ in range(_MOST_TRIALS):
+        if high <= max(low * _PRECISION, question.guess * _LEAST_SHARE):
+            break
         trial = _Trial(question, _PricedMachine(question.prices, requests, make_rng()))
-        if trial.keeps_targets(_arrivals(requests, rate, make_rng())):
+        if trial.keeps_targets(_arrivals(requests, rate, room, make_rng())):
             low, concurrency = rate, trial.concurrency
         else:
             high = rate
@@ -73,14 +78,18 @@ def measure_capacity(
 
 
 def _arrivals(
-    requests: Sequence[RequestLengths], rate: float, rng: RandomNumbers
+    requests: Sequence[RequestLengths], rate: float, room: int, rng: RandomNumbers
 ) -> Iterator[Arrival]:
-    """Yield Poisson arrivals of the requests, again and again."""
+    """Yield Poisson arrivals of the requests, again and again.
+
+    One that still runs has the length of another's answer: together they may be more tokens than
+    the KV cache has `room` for, and would wait for ever.
+    """
     now = 0.0
     for each in cycle(requests):
         now += rng.expovariate(rate)
-        computed = max(1, each.prompt - each.cached)
-        yield Arrival(now, Shape(computed, max(1, each.output)))
+        shape = Shape(max(1, each.prompt - each.cached), max(1, each.output))
+        yield Arrival(now, clip_shape(shape, room))
 
 
 class _PricedMachine:

@@ -80,6 +80,7 @@ class SchedulerReplica:
         self._first_tokens_s: dict[str, float] = {}
         self._unstarted: dict[str, float] = {}
         self._is_idle = True
+        self._empty_at = -inf
         self._busy_s = 0.0
         self._slo = slo
         self._limits = ReplicaLimits.of(schedule, num_blocks)
@@ -205,7 +206,9 @@ class SchedulerReplica:
         # An empty step: the scheduler waits for a time of its own, or for another request.
         self._is_idle = True
         self.next_step_s = self.scheduler.wake_at
-        if self.next_step_s <= ended:
+        # One that has preempted is followed by another at once.
+        was_empty, self._empty_at = self._empty_at == ended, ended
+        if self.next_step_s <= ended and was_empty:
             raise RuntimeError(f"an empty step at {ended} s, and nothing to wait for")
 
     def _progress(self, advances: Sequence[Advance], now: float) -> Progress:

@@ -15,6 +15,7 @@ from tandem_engine.async_engine.capacity_question import (
     RequestLengths,
 )
 from tandem_engine.capacity_process import answers
+from tandem_engine.scheduler.latency.step_model import Coefficients
 from tandem_engine.simulate import capacity_search
 from tandem_engine.simulate.capacity_search import measure_capacity
 from tandem_engine.simulate.machines import MACHINES, Noise, NoisyMachine
@@ -169,6 +170,21 @@ def test_no_trial_takes_more_steps_than_it_may(monkeypatch: pytest.MonkeyPatch) 
     # One after the other, each takes a second, of which some find others before them.
     assert 0.2 < measured.requests_per_s < 1.0
     assert max(replica.num_steps for replica in made) == 700
+
+
+def test_a_request_that_the_kv_cache_cannot_hold_does_not_wait_for_ever() -> None:
+    """A long prompt that still runs has the length of another's answer."""
+    narrow = replace(
+        QUESTION, num_blocks=10, requests=[SHORT] * 15 + [RequestLengths(1000, 0, 2000)]
+    )
+
+    assert measure_capacity(narrow, seeded).requests_per_s > 0.0
+
+
+def test_steps_that_take_no_time_end_the_search() -> None:
+    free = QUESTION.prices._replace(coefficients=Coefficients(0.0, 0.0, 0.0, 0.0, 0.0))
+
+    assert measure_capacity(replace(QUESTION, prices=free), seeded).requests_per_s > 1e3
 
 
 def test_the_process_answers_line_by_line_and_says_what_it_took() -> None:
