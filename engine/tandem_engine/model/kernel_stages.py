@@ -124,7 +124,7 @@ class KernelStages:
         norm, head = self._packed_model.norm, self._packed_model.head
         assert norm is not None, "another rank computes logits; this is a bug"  # noqa: S101
         if self._final is None:
-            self._final = self._normed(norm)
+            self._final = self._hidden = self._normed(norm)
         return self._kernels.linear(self._final[rows], _present(head)).float()
 
     def close(self) -> None:
