@@ -22,6 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tandem_engine.device.host_memory import to_device
+
 TILE_TOKENS = 512
 """Queries of a continued chunk that attend together; bounds the causal mask, which they share."""
 
@@ -161,7 +163,7 @@ class AttentionMetadata:
         return self._put(self.blocks.astype(np.int64))
 
     def _put(self, array: Ints) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return to_device(array, self.device)
 
 
 def build_attention_metadata(
@@ -340,8 +342,8 @@ def _decode_splits(
     device = all_blocks.device
     return DecodeSplits(
         blocks=all_blocks[: len(rows)],
-        rows=torch.from_numpy(rows).to(device, non_blocking=True),
-        tail_bias=torch.from_numpy(bias).to(device, non_blocking=True),
+        rows=to_device(rows, device),
+        tail_bias=to_device(bias, device),
     )
 
 

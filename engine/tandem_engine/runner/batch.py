@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.host_memory import ints_to_device
 from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.top_logits import ALL_LOGITS
@@ -133,7 +134,7 @@ def flatten(
             block_size=block_size,
             device=device,
         ),
-        yield_at=_index(columns.yield_at, device),
+        yield_at=ints_to_device(columns.yield_at, device),
         yielding=columns.yielding,
         drafts=step.drafts,
         fed=columns.feed(device),
@@ -191,11 +192,7 @@ class _Columns:
         """Indices of the tokens that the previous step yields; None: all are known."""
         if not self.targets:
             return None
-        return Feed(_index(self.targets, device), _index(self.sources, device))
-
-
-def _index(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
+        return Feed(ints_to_device(self.targets, device), ints_to_device(self.sources, device))
 
 
 def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:
@@ -204,7 +201,7 @@ def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:
             f"the step asks for {step.total_tokens} tokens of its rows, which know only "
             f"{len(token_ids)} of them; this is a bug"
         )
-    return torch.tensor(token_ids, dtype=torch.int64, device=device)
+    return ints_to_device(token_ids, device)
 
 
 def _short_rows_first(step: Step) -> Step:

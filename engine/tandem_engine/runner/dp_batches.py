@@ -23,6 +23,7 @@ from tandem_engine.device.attention import (
     advance_attention,
     lay_out_attention,
 )
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.prompt_scoring import PromptScoring
 
@@ -107,7 +108,7 @@ class DPBatches:
         own_blocks = _spans(attention.first_block[rows], np.diff(attention.first_block)[rows])
         device = batch.token_ids.device
         own = FlatBatch(
-            token_ids=batch.token_ids[torch.from_numpy(tokens).to(device)],
+            token_ids=batch.token_ids[to_device(tokens, device)],
             attention=lay_out_attention(
                 queries[rows].astype(np.int64),
                 attention.context_lens[rows].astype(np.int64),
@@ -116,9 +117,9 @@ class DPBatches:
                 device=attention.device,
             ),
             # Tokens of the part are in their order, so each is where it would be inserted.
-            yield_at=torch.from_numpy(
-                np.searchsorted(tokens, yield_at[yields[self._dp_rank]]).astype(np.int64)
-            ).to(device),
+            yield_at=to_device(
+                np.searchsorted(tokens, yield_at[yields[self._dp_rank]]).astype(np.int64), device
+            ),
             yielding=(),
             drafts=NO_DRAFTS,
             scoring=None
@@ -143,7 +144,7 @@ class DPBatches:
             return self._own_blocks(attention.blocks[first + numbers])
 
         own = FlatBatch(
-            token_ids=batch.token_ids[torch.from_numpy(last.rows).to(batch.token_ids.device)],
+            token_ids=batch.token_ids[to_device(last.rows, batch.token_ids.device)],
             attention=advance_attention(last.batch.attention, blocks_of),
             yield_at=last.batch.yield_at,
             yielding=(),
@@ -171,7 +172,7 @@ def merge_logits(parts: Iterable[tuple[Ints, Tensor]], num_columns: int) -> Tens
     device = every[0][1].device if every else None
     merged = torch.empty(sum(len(at) for at, _ in every), num_columns, device=device)
     for at, logits in every:
-        merged[torch.from_numpy(at).to(merged.device)] = logits
+        merged[to_device(at, merged.device)] = logits
     return merged
 
 
@@ -181,7 +182,7 @@ def _own_scoring(scoring: PromptScoring, chosen: Ints, tokens: Ints) -> PromptSc
         return None
     device = scoring.at.device
     at = np.searchsorted(tokens, scoring.at.cpu().numpy()[chosen]).astype(np.int64)
-    return scoring.part(torch.from_numpy(chosen).to(device), at=torch.from_numpy(at).to(device))
+    return scoring.part(to_device(chosen, device), at=to_device(at, device))
 
 
 def _continues(batch: FlatBatch, last: FlatBatch) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import Ints
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import RankPlan
@@ -119,4 +120,4 @@ class DPExecutor:
 
 def _put_scores(batch: FlatBatch, at: Ints, scores: Tensor) -> None:
     if batch.scoring is not None:
-        batch.scoring.scores[torch.from_numpy(at).to(scores.device)] = scores
+        batch.scoring.scores[to_device(at, scores.device)] = scores

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from tandem_engine.device.host_memory import ints_to_device
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.rows import Rows
 from tandem_engine.sampling.row import Row
@@ -36,7 +36,7 @@ class LogitsRows:
         """The logits of the positions: `logits` itself when these are all, in order."""
         if self.at == list(range(logits.shape[0])):
             return logits
-        return logits.index_select(0, torch.tensor(self.at, device=logits.device))
+        return logits.index_select(0, ints_to_device(self.at, logits.device))
 
 
 def split(batch: FlatBatch, rows: Rows) -> tuple[LogitsRows, LogitsRows]:

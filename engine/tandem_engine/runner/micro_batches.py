@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints, lay_out_attention
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.microbatch.cut import Cut, Half
 from tandem_engine.microbatch.rows import StepRows, parted_rows
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
@@ -85,16 +85,16 @@ def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, T
     tokens = _ranges(attention.row_starts[half.rows] + half.firsts, half.counts)
     # Ascending, as rows and the tokens in them are.
     places = np.flatnonzero(np.isin(yield_at, tokens, assume_unique=True))
-    tokens_at = torch.from_numpy(tokens).to(device)
+    tokens_at = to_device(tokens, device)
     batch_of_half = FlatBatch(
         token_ids=batch.token_ids[tokens_at],
         attention=_attention_of(attention, half),
-        yield_at=torch.from_numpy(np.searchsorted(tokens, yield_at[places])).to(device),
+        yield_at=to_device(np.searchsorted(tokens, yield_at[places]), device),
         yielding=(),
         drafts=NO_DRAFTS,
         num_top=batch.num_top,
     )
-    return batch_of_half, tokens_at, torch.from_numpy(places).to(device)
+    return batch_of_half, tokens_at, to_device(places, device)
 
 
 def _attention_of(attention: AttentionMetadata, half: Half) -> AttentionMetadata:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.output import PromptLogprobs
+from tandem_engine.device.host_memory import ints_to_device
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.token_scores import NUM_OWN, TokenScorer
 
@@ -117,8 +118,8 @@ class ScoredColumns:
         if not self.parts:
             return None
         return PromptScoring(
-            at=torch.tensor(self.at, dtype=torch.int64, device=device),
-            token_ids=torch.tensor(self.token_ids, dtype=torch.int64, device=device),
+            at=ints_to_device(self.at, device),
+            token_ids=ints_to_device(self.token_ids, device),
             num_top=max(part.num_top for part in self.parts),
             parts=self.parts,
         )

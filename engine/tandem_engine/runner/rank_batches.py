@@ -18,6 +18,7 @@ from tandem_engine.device.attention import (
     advance_attention,
     lay_out_attention,
 )
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.prompt_scoring import PromptScoring
@@ -122,9 +123,9 @@ class RankBatches:
             attention, yield_at = _advanced(last.attention, decoded), last.yield_at
         else:
             attention = self._laid_out(decoded)
-            yield_at = torch.from_numpy(decoded.yield_at).to(self._device)
+            yield_at = to_device(decoded.yield_at, self._device)
         self._last = FlatBatch(
-            token_ids=torch.from_numpy(decoded.token_ids).to(self._device),
+            token_ids=to_device(decoded.token_ids, self._device),
             attention=attention,
             yield_at=yield_at,
             yielding=_NO_ROWS,
@@ -136,8 +137,8 @@ class RankBatches:
 
     def _scoring(self, scored: ScoredTokens) -> PromptScoring:
         return PromptScoring(
-            at=torch.from_numpy(scored.at).to(self._device),
-            token_ids=torch.from_numpy(scored.token_ids).to(self._device),
+            at=to_device(scored.at, self._device),
+            token_ids=to_device(scored.token_ids, self._device),
             num_top=scored.num_top,
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import SampledToken, Step, StepResult
+from tandem_engine.device.host_memory import HostCopy
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.prompt_scoring import PromptScoring
@@ -60,6 +61,7 @@ class ModelStepHandle:
         self.pending: PendingLogits | None = None
         """Logits that later stages compute; None: it has not come so far, or has none."""
         self._sample = sample
+        self._token_ids: HostCopy | None = None
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
         self._error = error
@@ -97,8 +99,9 @@ class ModelStepHandle:
         self._done.wait()
 
     def set_tokens(self, tokens: StepTokens) -> None:
-        """Set the sampled tokens."""
+        """Set the sampled tokens, which a device may still be computing."""
         self.tokens = tokens
+        self._token_ids = HostCopy(tokens.token_ids)
 
     def set_logits(self, logits: Tensor) -> None:
         """Set the logits of rows that are sampled when the result is asked for.
@@ -152,8 +155,9 @@ class ModelStepHandle:
             self._error = error
 
     def _append_tokens(self) -> None:
-        if self.batch is not None and self.tokens is not None:
-            self._result = _append(self.batch, to_sampled_tokens(self.tokens))
+        if self.batch is not None and self.tokens is not None and self._token_ids is not None:
+            token_ids = self._token_ids.wait().tolist()
+            self._result = _append(self.batch, to_sampled_tokens(token_ids, self.tokens.logprobs))
 
     def _finish(self) -> None:
         logits, self._logits = self._logits, None

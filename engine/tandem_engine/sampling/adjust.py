@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tandem_engine.device.host_memory import ints_to_device, to_device
 from tandem_engine.sampling.row import Row, has_penalty
 
 
@@ -59,8 +60,8 @@ class Adjustments:
             rows=rows,
             vocab_size=vocab_size,
             device=device,
-            bias_indices=_joined(indices, np.int64).to(device),
-            biases=_joined(biases, np.float32).to(device),
+            bias_indices=to_device(_joined(indices, np.int64), device),
+            biases=to_device(_joined(biases, np.float32), device),
             with_minimum=[at for at in asking if rows[at].sampling.min_tokens],
             penalised=[at for at in asking if has_penalty(rows[at].sampling)],
         )
@@ -94,13 +95,13 @@ class Adjustments:
         if not short:
             return None
         if self._ends is None or self._ends.rows != short:
-            indices = [
+            flat = [
                 at * self.vocab_size + token_id
                 for at in short
                 for token_id in self.rows[at].request.stop_token_ids
                 if token_id < self.vocab_size
             ]
-            self._ends = _Ends(short, torch.tensor(indices, dtype=torch.int64, device=self.device))
+            self._ends = _Ends(short, ints_to_device(flat, self.device))
         return self._ends.indices if len(self._ends.indices) else None
 
     def _penalise(self, flat: Tensor) -> None:
@@ -113,16 +114,14 @@ class Adjustments:
         if not lengths.sum():
             return
         first = np.repeat(np.array(self.penalised) * self.vocab_size, lengths)
-        indices = torch.from_numpy(first + np.concatenate([row.ids for row in counted]))
+        indices = to_device(first + np.concatenate([row.ids for row in counted]), self.device)
         params = [self.rows[at].sampling for at in self.penalised]
 
         def spread(values: list[float]) -> Tensor:
             each = np.repeat(np.array(values, dtype=np.float32).astype(np.float64), lengths)
-            return torch.from_numpy(each).to(self.device)
+            return to_device(each, self.device)
 
-        indices = indices.to(self.device)
-        counts = torch.from_numpy(np.concatenate([row.counts for row in counted]))
-        counts = counts.to(self.device, torch.float64)
+        counts = to_device(np.concatenate([row.counts for row in counted]), self.device).double()
         repetition = spread([p.repetition_penalty for p in params])
         values = flat[indices].double()
         values = torch.where(values > 0, values / repetition, values * repetition)
@@ -131,8 +130,8 @@ class Adjustments:
         flat[indices] = values.float()
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]))
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem_engine.device.host_memory import ints_to_device, to_device
 from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 from tandem_engine.sampling.top_tokens import break_ties, largest
@@ -35,15 +36,15 @@ class Filters:
         """Gather the parameters of `rows`."""
         params = [row.sampling for row in rows]
 
-        def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
+        def column(values: list[float], dtype: type[np.generic] = np.float64) -> Tensor:
+            return to_device(np.array(values, dtype=dtype), device).unsqueeze(1)
 
         top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
         margins = [min_p_margin(p) for p in params]
         return cls(
-            temperature=column([p.temperature for p in params], torch.float32),
+            temperature=column([p.temperature for p in params], np.float32),
             margin=column(margins) if any(p.min_p for p in params) else None,
-            top_k=torch.tensor(top_k, device=device).unsqueeze(1),
+            top_k=ints_to_device(top_k, device).unsqueeze(1),
             top_p=column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
             first_widths=tuple(
                 _width_for(k, vocab_size) if is_cut(row, vocab_size) else 0
@@ -100,7 +101,7 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
     if filters.margin is not None:
         floor = (best.double() + filters.margin).float()
         logits = logits.where(logits >= floor, -torch.inf)
-    numbers = torch.from_numpy(_numbers(rows, filters)).to(logits.device).unsqueeze(1)
+    numbers = to_device(_numbers(rows, filters), logits.device).unsqueeze(1)
     if not any(filters.first_widths):
         return _look_up(_weights(logits, best, filters), numbers).squeeze(1)
     return _Cut(logits, best, numbers, filters).draw()
@@ -138,7 +139,7 @@ class _Cut:
     def _draw_of(self, width: int, which: list[int], chosen: Tensor) -> list[int]:
         """Draw some rows from their `width` top tokens; return those that need more."""
         is_all = len(which) == len(self.logits)
-        at = torch.tensor(which, device=self.logits.device)
+        at = ints_to_device(which, self.logits.device)
         logits = self.logits if is_all else self.logits[at]
         best, numbers = self.best[at], self.numbers[at]
         filters = self.filters.select(at)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import SampledToken
+from tandem_engine.device.host_memory import ints_to_device
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.adjust import Adjustments
 from tandem_engine.sampling.device_plan import DevicePlan
 from tandem_engine.sampling.draw import Filters, draw, is_cut
 from tandem_engine.sampling.logprobs import logprobs_of
 from tandem_engine.sampling.row import Row
-from tandem_engine.sampling.step_tokens import NO_TOKEN, StepTokens
+from tandem_engine.sampling.step_tokens import NO_TOKEN, Logprobs, StepTokens
 from tandem_engine.sampling.top_logits import ALL_LOGITS, SharedTop
 from tandem_engine.sampling.top_tokens import argmax
 
@@ -56,7 +57,8 @@ class Sampler:
         Returns:
             A token a row; None where the logits are not finite, so that this row alone fails.
         """
-        return to_sampled_tokens(self.sample_step(logits, rows, num_top=num_top))
+        chosen = self.sample_step(logits, rows, num_top=num_top)
+        return to_sampled_tokens(chosen.token_ids.tolist(), chosen.logprobs)
 
     def sample_step(
         self, logits: Tensor, rows: Sequence[Row], *, num_top: int = ALL_LOGITS
@@ -83,16 +85,15 @@ class Sampler:
         return _ReferencePlan.of(rows, vocab_size=logits.shape[1], device=logits.device)
 
 
-def to_sampled_tokens(chosen: StepTokens) -> list[SampledToken | None]:
-    """The tokens with their log-probabilities, for rows that ask; None: the row has no token."""
-    token_ids: list[int] = chosen.token_ids.tolist()
-    if not chosen.logprobs:
+def to_sampled_tokens(token_ids: list[int], logprobs: Logprobs) -> list[SampledToken | None]:
+    """Tokens with their log-probabilities, for rows that ask; None: the row has no token."""
+    if not logprobs:
         return [
             _NEW(SampledToken, (token_id, None)) if token_id >= 0 else None
             for token_id in token_ids
         ]
     return [
-        SampledToken(token_id, chosen.logprobs.get(at)) if token_id >= 0 else None
+        SampledToken(token_id, logprobs.get(at)) if token_id >= 0 else None
         for at, token_id in enumerate(token_ids)
     ]
 
@@ -101,8 +102,8 @@ def to_sampled_tokens(chosen: StepTokens) -> list[SampledToken | None]:
 class _Drawn:
     """Rows that are drawn in the same way."""
 
-    at: list[int]
-    """Their indices among all rows."""
+    at: Tensor
+    """int64: their indices among all rows."""
     rows: tuple[Row, ...]
     filters: Filters
 
@@ -126,10 +127,14 @@ class _ReferencePlan:
             if not row.sampling.is_greedy:
                 groups.setdefault(is_cut(row, vocab_size), []).append(at)
         drawn = []
-        for indices in groups.values():
-            own = tuple(rows[at] for at in indices)
+        for at_rows in groups.values():
+            own = tuple(rows[at] for at in at_rows)
             drawn.append(
-                _Drawn(indices, own, Filters.of(own, vocab_size=vocab_size, device=device))
+                _Drawn(
+                    ints_to_device(at_rows, device),
+                    own,
+                    Filters.of(own, vocab_size=vocab_size, device=device),
+                )
             )
         return cls(
             rows=rows,
@@ -149,13 +154,13 @@ class _ReferencePlan:
             is_all = len(group.at) == len(self.rows)
             drawn = draw(logits if is_all else logits[group.at], group.rows, group.filters)
             # A draw from no probabilities ends behind the vocabulary.
-            drawn[drawn >= logits.shape[1]] = NO_TOKEN
+            drawn.masked_fill_(drawn >= logits.shape[1], NO_TOKEN)
             if is_all:
                 chosen = drawn
             else:
                 chosen[group.at] = drawn
         if is_wrong is not None:
-            chosen[is_wrong] = NO_TOKEN
+            chosen.masked_fill_(is_wrong, NO_TOKEN)
         return StepTokens(
             chosen, logprobs_of(raw, chosen, self.rows) if self.shows_logprobs else {}
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.host_memory import to_device
 
 
 @dataclass(slots=True)
@@ -48,7 +49,6 @@ class StepInputs:
 
 
 def _lay_out(metadata: AttentionMetadata, kv_heads: int) -> StepInputs:
-    put = partial(_put, device=metadata.device)
     blocks = np.diff(metadata.first_block)
     table = np.zeros((metadata.num_rows, int(blocks.max())), dtype=np.int32)
     table[np.arange(table.shape[1]) < blocks[:, None]] = metadata.blocks
@@ -58,12 +58,8 @@ def _lay_out(metadata: AttentionMetadata, kv_heads: int) -> StepInputs:
     return StepInputs(
         query_ends=metadata.row_starts[1:].tolist(),
         context_lens=metadata.context_lens.tolist(),
-        block_table=put(table),
-        slots=put(slots.astype(np.int32).reshape(-1)),
+        block_table=to_device(table, metadata.device),
+        slots=to_device(slots.astype(np.int32).reshape(-1), metadata.device),
         fresh_blocks=metadata.fresh_blocks if has_fresh else None,
         positions=metadata.positions,
     )
-
-
-def _put(array: "np.typing.NDArray[np.int32]", *, device: torch.device | str) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)

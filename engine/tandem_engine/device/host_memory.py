@@ -1,0 +1,55 @@
+"""Copies between the host and a device for which the host does not wait.
+
+Only pinned memory can be copied so. torch keeps such memory in a pool of its own, in which no piece
+is used again before the device has read it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_HOST: Final = "cpu"
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
+    """Return a tensor of `device` with the numbers of `array`, behind all that is queued there.
+
+    On the CPU it is the array's own memory; elsewhere the array may change at once.
+    """
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == _HOST:
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def ints_to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return int64 `numbers` as a tensor of `device`."""
+    return to_device(np.array(numbers, dtype=np.int64), device)
+
+
+class HostCopy:
+    """A tensor on its way to the host, from when the work that is queued so far is done.
+
+    What is queued later is not waited for, as `Tensor.cpu` would: its copy comes last.
+    """
+
+    __slots__ = ("_event", "_values")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.Event | None = None
+        self._values = tensor
+        if tensor.device.type != _HOST:
+            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._values.copy_(tensor, non_blocking=True)
+            self._event = torch.Event(tensor.device)
+            self._event.record()
+
+    def wait(self) -> Tensor:
+        """Return the values, on the host, when they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values
