@@ -126,12 +126,19 @@ AREAS: Final = (
         name="npu",
         holds="The NPU back end: the real torch_npu without a card, tokens over its operators",
         paths=(
+            "integration/test_npu_host.py",
             "integration/test_npu_tokens.py",
             "integration/test_torch_npu.py",
             "unit/engine/npu",
         ),
-        code=("engine/tandem_engine/device", "tests/npu"),
-        minutes=12,
+        code=(
+            "engine/tandem_engine/device",
+            "engine/tandem_engine/runner",
+            "engine/tandem_engine/sampling",
+            "tests/npu",
+            "tests/pretended_device",
+        ),
+        minutes=14,
     ),
     Area(
         name="npu-ranks",

@@ -1,0 +1,116 @@
+"""The host of a card: an engine on a device with memory of its own says what it says on the CPU,
+and waits for the device no more often than it has to."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.request import SamplingParams
+from tests.integration.test_npu_tokens import MIX, QUESTIONS, SETTINGS, answers
+from tests.pretended_device.process import Run, device_process
+from tests.pretended_device.runtime import engines_on_device
+from tests.pretended_device.tensors import QUEUE
+from tests.slow import slow_but
+
+TOKENS: Final = "device.host_memory.wait"
+"""The one wait of most steps: for their own tokens, by an event."""
+LOADING: Final = {
+    "device.npu.linear.put",
+    "device.reference.kernels.put",
+    "model.quantized.finished",
+    "model.rope.__init__",
+    "quantization.int8.quantize_rows",
+    "weights.checkpoint.hand_over",
+}
+"""Waits before the first step."""
+PARAMS: Final = {
+    "greedy": SamplingParams(max_tokens=8, temperature=0.0),
+    "drawn": SamplingParams(max_tokens=8, temperature=0.8, seed=7),
+    "min_p": SamplingParams(max_tokens=8, temperature=0.7, min_p=0.1, min_tokens=4, seed=3),
+    "penalties": SamplingParams(
+        max_tokens=8, presence_penalty=0.5, repetition_penalty=1.1, logit_bias={5: 1.0}, seed=5
+    ),
+}
+"""Sampling that the device does without asking the host."""
+ASKING: Final = {
+    "cut": SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, top_k=30, seed=7),
+    "logprobs": SamplingParams(max_tokens=8, temperature=0.0, logprobs=3),
+    "prompt logprobs": SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs=2),
+    "choices": SamplingParams(max_tokens=8, temperature=0.8, n=3, seed=7),
+    "beams": SamplingParams(max_tokens=8, use_beam_search=True, n=2, best_of=3),
+}
+"""Sampling of which the host has to know more than tokens."""
+ASYNC: Final = SETTINGS["async scheduling"]
+
+
+@pytest.fixture(scope="module")
+def on_device() -> Iterator[Run]:
+    with device_process() as run:
+        yield run
+
+
+def said_and_waits(
+    params: dict[str, SamplingParams], settings: dict[str, Any]
+) -> tuple[dict[str, list[str]], Counter[str]]:
+    """Answers of an engine on the device, and what its steps waited for."""
+    QUEUE.waits.clear()
+    with engines_on_device():
+        said = asyncio.run(answers(QUESTIONS, params, **settings))
+    return said, Counter({by: n for by, n in QUEUE.waits.items() if by not in LOADING})
+
+
+def compare(on_device: Run, params: dict[str, SamplingParams], **settings: Any) -> Counter[str]:
+    """Have both say the same; return what the device was waited for."""
+    settings = {"dtype": "float32", **settings}
+    expected = asyncio.run(answers(QUESTIONS, params, **settings))
+    waits: Counter[str]
+    said, waits = on_device(said_and_waits, params, settings)
+    assert said == expected
+    return waits
+
+
+@pytest.mark.parametrize("name", slow_but(["greedy"], PARAMS))
+def test_steps_wait_for_their_tokens_alone(on_device: Run, name: str) -> None:
+    waits = compare(on_device, {name: PARAMS[name]}, **ASYNC)
+
+    assert set(waits) == {TOKENS}
+
+
+@pytest.mark.slow
+def test_steps_with_cut_rows_wait_four_times_more_at_most(on_device: Run) -> None:
+    waits = compare(on_device, {"cut": ASKING["cut"]}, **ASYNC)
+
+    assert waits.total() <= 5 * waits[TOKENS]
+
+
+@pytest.mark.slow
+def test_steps_in_8_bits_wait_for_their_tokens_alone(on_device: Run) -> None:
+    waits = compare(on_device, {"greedy": PARAMS["greedy"]}, quantization="w8a8", **ASYNC)
+
+    assert set(waits) == {TOKENS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_all_sampling_at_once_says_the_same(on_device: Run, name: str) -> None:
+    compare(on_device, PARAMS | ASKING, **SETTINGS[name])
+
+
+@pytest.mark.slow
+def test_blocks_go_out_and_come_back_by_copies_without_a_wait(on_device: Run) -> None:
+    waits = compare(on_device, PARAMS, **SETTINGS["blocks that are swapped"])
+
+    assert set(waits) == {TOKENS}
+
+
+def test_a_chunk_that_is_scored_and_yields_nothing_is_computed(on_device: Run) -> None:
+    schedule = ScheduleConfig(
+        template_type="Mix",
+        split_fuse=MIX.split_fuse.model_copy(update={"split_chunk_tokens": 16}),
+    )
+
+    compare(on_device, {"scored": ASKING["prompt logprobs"]}, schedule=schedule)
