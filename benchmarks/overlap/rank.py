@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, assert_never
 
+import numpy as np
 import torch
 
 from benchmarks.kernels.shapes import BLOCK_SIZE, Batch, make_config, make_decoder
@@ -24,6 +25,7 @@ from benchmarks.overlap.cases import (
 from benchmarks.overlap.figures import Timed
 from benchmarks.overlap.link import End, enter
 from benchmarks.overlap.link_communicator import LinkAddress, LinkWorld
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.device.registry import open_device
 from tandem_engine.microbatch.cut import Cut, RefusalReason
 from tandem_engine.microbatch.overlap import StepOverlap
@@ -186,7 +188,7 @@ def flat_batch(work: Work) -> FlatBatch:
     return FlatBatch(
         token_ids=torch.randint(0, VOCAB, (work.num_tokens,)),
         attention=Batch("", tuple((length, 0) for length in work.prompts)).layout(),
-        yield_at=torch.tensor(work.prompts).cumsum(0) - 1,
+        yield_at=HostInts(np.cumsum(work.prompts) - 1, "cpu"),
         yielding=(),
         drafts=NO_DRAFTS,
     )

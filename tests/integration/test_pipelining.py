@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.executor import PendingLogits
@@ -173,7 +174,7 @@ def test_stages_with_much_for_each_other_do_not_wait_for_ever(stages: Group) -> 
             block_size=BLOCK_SIZE,
             device=torch.device("cpu"),
         ),
-        yield_at=one_each,
+        yield_at=HostInts.of(range(num_rows), "cpu"),
         yielding=(),
         drafts=NO_DRAFTS,
         sequence_ids=[f"row {at}" for at in range(num_rows)],

@@ -31,6 +31,36 @@ def ints_to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor
     return to_device(np.array(numbers, dtype=np.int64), device)
 
 
+class HostInts:
+    """Numbers that the host lays a step out by, and the device reads, too.
+
+    Args:
+        array: int64; not changed from here on.
+        device: Gets them when it first needs them.
+    """
+
+    __slots__ = ("_tensor", "array", "device")
+
+    def __init__(self, array: npt.NDArray[np.int64], device: torch.device | str) -> None:
+        self.array, self.device = array, device
+        self._tensor: Tensor | None = None
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], device: torch.device | str) -> "HostInts":
+        """Return those of a list."""
+        return cls(np.array(numbers, dtype=np.int64), device)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The same, on the device."""
+        if self._tensor is None:
+            self._tensor = to_device(self.array, self.device)
+        return self._tensor
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+
 class HostCopy:
     """A tensor on its way to the host, from when the work that is queued so far is done.
 

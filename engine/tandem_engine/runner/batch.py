@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
-from tandem_engine.device.host_memory import ints_to_device
+from tandem_engine.device.host_memory import HostInts, ints_to_device
 from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.top_logits import ALL_LOGITS
@@ -36,8 +36,8 @@ class FlatBatch:
     """int64 [tokens]"""
     attention: AttentionMetadata
     """Positions, slots and blocks of the tokens."""
-    yield_at: Tensor
-    """int64 [yielding positions]: each yielding row's last known token, and its drafts."""
+    yield_at: HostInts
+    """[yielding positions]: each yielding row's last known token, and its drafts."""
     yielding: Sequence[Row]
     """The rows that yield, in the order of `yield_at`."""
     drafts: Mapping[str, Sequence[int]]
@@ -61,9 +61,8 @@ class FlatBatch:
     @property
     def logits_at(self) -> Tensor:
         """int64: tokens whose logits are computed, those that are scored first."""
-        return (
-            self.yield_at if self.scoring is None else torch.cat((self.scoring.at, self.yield_at))
-        )
+        at = self.yield_at.tensor
+        return at if self.scoring is None else torch.cat((self.scoring.at.tensor, at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def flatten(
             block_size=block_size,
             device=device,
         ),
-        yield_at=ints_to_device(columns.yield_at, device),
+        yield_at=HostInts.of(columns.yield_at, device),
         yielding=columns.yielding,
         drafts=step.drafts,
         fed=columns.feed(device),

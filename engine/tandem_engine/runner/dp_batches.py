@@ -23,7 +23,7 @@ from tandem_engine.device.attention import (
     advance_attention,
     lay_out_attention,
 )
-from tandem_engine.device.host_memory import to_device
+from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.prompt_scoring import PromptScoring
 
@@ -99,11 +99,11 @@ class DPBatches:
         dp_rank_of = attention.blocks[attention.first_block[:-1]] // self._num_blocks
         rows = np.flatnonzero(dp_rank_of == self._dp_rank)
         queries = np.diff(attention.row_starts)
-        yield_at = batch.yield_at.cpu().numpy()
+        yield_at = batch.yield_at.array
         dp_rank_of_token = np.repeat(dp_rank_of, queries)
         yields = self._shared_out(dp_rank_of_token[yield_at])
         scoring = batch.scoring
-        scored = () if scoring is None else self._shared_out(dp_rank_of_token[scoring.at.cpu()])
+        scored = () if scoring is None else self._shared_out(dp_rank_of_token[scoring.at.array])
         tokens = _spans(attention.row_starts[rows], queries[rows])
         own_blocks = _spans(attention.first_block[rows], np.diff(attention.first_block)[rows])
         device = batch.token_ids.device
@@ -117,7 +117,7 @@ class DPBatches:
                 device=attention.device,
             ),
             # Tokens of the part are in their order, so each is where it would be inserted.
-            yield_at=to_device(
+            yield_at=HostInts(
                 np.searchsorted(tokens, yield_at[yields[self._dp_rank]]).astype(np.int64), device
             ),
             yielding=(),
@@ -180,9 +180,8 @@ def _own_scoring(scoring: PromptScoring, chosen: Ints, tokens: Ints) -> PromptSc
     """The positions of a dp rank, which has `tokens` of the whole batch; None: it has none."""
     if not len(chosen):
         return None
-    device = scoring.at.device
-    at = np.searchsorted(tokens, scoring.at.cpu().numpy()[chosen]).astype(np.int64)
-    return scoring.part(to_device(chosen, device), at=to_device(at, device))
+    at = np.searchsorted(tokens, scoring.at.array[chosen]).astype(np.int64)
+    return scoring.part(chosen, at)
 
 
 def _continues(batch: FlatBatch, last: FlatBatch) -> bool:

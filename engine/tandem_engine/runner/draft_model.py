@@ -178,7 +178,7 @@ class DraftModel:
 
     def _forward(self, batch: FlatBatch) -> Tensor:
         return self._decoder.forward(
-            batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.yield_at
+            batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.logits_at
         )
 
     def _lay_out(self, rows: Sequence[_Drafting], counts: Sequence[int]) -> FlatBatch:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints, lay_out_attention
-from tandem_engine.device.host_memory import to_device
+from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.microbatch.cut import Cut, Half
 from tandem_engine.microbatch.rows import StepRows, parted_rows
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
@@ -24,7 +24,7 @@ def rows_of(batch: FlatBatch) -> StepRows:
         blocks=attention.blocks,
         block_size=attention.block_size,
         num_decode_rows=attention.num_decode_rows,
-        can_be_parted=parted_rows(query_lens, batch.yield_at.cpu().numpy()),
+        can_be_parted=parted_rows(query_lens, batch.yield_at.array),
     )
 
 
@@ -47,9 +47,8 @@ class MicroBatches:
     @classmethod
     def of(cls, batch: FlatBatch, cut: Cut) -> Self:
         """Return the halves of `batch`, which is laid out on this rank, by a cut of it."""
-        yield_at = batch.yield_at.cpu().numpy()
-        first, first_tokens, first_at = _half_of(batch, cut.first, yield_at)
-        second, second_tokens, second_at = _half_of(batch, cut.second, yield_at)
+        first, first_tokens, first_at = _half_of(batch, cut.first)
+        second, second_tokens, second_at = _half_of(batch, cut.second)
         return cls(first, second, first_tokens, second_tokens, first_at, second_at)
 
     def merge(self, first: Tensor, second: Tensor) -> Tensor:
@@ -78,10 +77,10 @@ def _merged(first: Tensor, first_at: Tensor, second: Tensor, second_at: Tensor) 
     return merged
 
 
-def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, Tensor, Tensor]:
+def _half_of(batch: FlatBatch, half: Half) -> tuple[FlatBatch, Tensor, Tensor]:
     """Return one half, and the places of its tokens and of its logits in the whole batch."""
     attention = batch.attention
-    device = batch.token_ids.device
+    device, yield_at = batch.token_ids.device, batch.yield_at.array
     tokens = _ranges(attention.row_starts[half.rows] + half.firsts, half.counts)
     # Ascending, as rows and the tokens in them are.
     places = np.flatnonzero(np.isin(yield_at, tokens, assume_unique=True))
@@ -89,7 +88,7 @@ def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, T
     batch_of_half = FlatBatch(
         token_ids=batch.token_ids[tokens_at],
         attention=_attention_of(attention, half),
-        yield_at=to_device(np.searchsorted(tokens, yield_at[places]), device),
+        yield_at=HostInts(np.searchsorted(tokens, yield_at[places]), device),
         yielding=(),
         drafts=NO_DRAFTS,
         num_top=batch.num_top,

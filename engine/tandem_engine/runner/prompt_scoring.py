@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.output import PromptLogprobs
-from tandem_engine.device.host_memory import ints_to_device
+from tandem_engine.device.attention import Ints
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.token_scores import NUM_OWN, TokenScorer
 
@@ -38,10 +39,10 @@ class PromptScoring:
     Each executor fills `scores` of the batch that it is given, before its logits are there.
     """
 
-    at: Tensor
-    """int64 [positions]: indices of tokens."""
-    token_ids: Tensor
-    """int64 [positions]: the tokens that follow."""
+    at: HostInts
+    """[positions]: indices of tokens."""
+    token_ids: HostInts
+    """[positions]: the tokens that follow."""
     num_top: int
     """Likeliest tokens at each: the most that a request of the step asks for."""
     parts: Sequence[ScoredPart] = ()
@@ -64,11 +65,15 @@ class PromptScoring:
     def score(self, rows: slice, logits: Tensor) -> None:
         """See `model.stages.Scoring`."""
         assert self.scorer is not None, "another rank scores; this is a bug"  # noqa: S101
-        self.scores[rows] = self.scorer.score(logits, self.token_ids[rows], self.num_top)
+        self.scores[rows] = self.scorer.score(logits, self.token_ids.tensor[rows], self.num_top)
 
-    def part(self, chosen: Tensor, at: Tensor) -> "PromptScoring":
+    def part(self, chosen: Ints, at: Ints) -> "PromptScoring":
         """Some of the positions, which stand `at` other places of another batch."""
-        return PromptScoring(at=at, token_ids=self.token_ids[chosen], num_top=self.num_top)
+        return PromptScoring(
+            at=HostInts(at, self.at.device),
+            token_ids=HostInts(self.token_ids.array[chosen], self.at.device),
+            num_top=self.num_top,
+        )
 
     def by_sequence(self) -> tuple[dict[str, PromptLogprobs], list[str]]:
         """The log-probabilities of each sequence; and those whose logits are not finite."""
@@ -118,8 +123,8 @@ class ScoredColumns:
         if not self.parts:
             return None
         return PromptScoring(
-            at=ints_to_device(self.at, device),
-            token_ids=ints_to_device(self.token_ids, device),
+            at=HostInts.of(self.at, device),
+            token_ids=HostInts.of(self.token_ids, device),
             num_top=max(part.num_top for part in self.parts),
             parts=self.parts,
         )

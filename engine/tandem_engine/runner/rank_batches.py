@@ -18,7 +18,7 @@ from tandem_engine.device.attention import (
     advance_attention,
     lay_out_attention,
 )
-from tandem_engine.device.host_memory import to_device
+from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.prompt_scoring import PromptScoring
@@ -83,14 +83,14 @@ def columns_of(batch: FlatBatch) -> BatchColumns:
         row_starts=batch.attention.row_starts,
         context_lens=batch.attention.context_lens,
         token_ids=batch.token_ids.cpu().numpy(),
-        yield_at=batch.yield_at.cpu().numpy(),
+        yield_at=batch.yield_at.array,
         scored=None if batch.scoring is None else _scored_tokens(batch.scoring),
         num_top=batch.num_top,
     )
 
 
 def _scored_tokens(scoring: PromptScoring) -> ScoredTokens:
-    return ScoredTokens(scoring.at.cpu().numpy(), scoring.token_ids.cpu().numpy(), scoring.num_top)
+    return ScoredTokens(scoring.at.array, scoring.token_ids.array, scoring.num_top)
 
 
 class RankBatches:
@@ -123,7 +123,7 @@ class RankBatches:
             attention, yield_at = _advanced(last.attention, decoded), last.yield_at
         else:
             attention = self._laid_out(decoded)
-            yield_at = to_device(decoded.yield_at, self._device)
+            yield_at = HostInts(decoded.yield_at, self._device)
         self._last = FlatBatch(
             token_ids=to_device(decoded.token_ids, self._device),
             attention=attention,
@@ -137,8 +137,8 @@ class RankBatches:
 
     def _scoring(self, scored: ScoredTokens) -> PromptScoring:
         return PromptScoring(
-            at=to_device(scored.at, self._device),
-            token_ids=to_device(scored.token_ids, self._device),
+            at=HostInts(scored.at, self._device),
+            token_ids=HostInts(scored.token_ids, self._device),
             num_top=scored.num_top,
         )
 

@@ -15,6 +15,7 @@ from tandem_engine.device.attention import (
     advance_attention,
     build_attention_metadata,
 )
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
 
@@ -60,7 +61,7 @@ def batch_of(rows: Sequence[Row]) -> FlatBatch:
             ],
             block_size=BLOCK_SIZE,
         ),
-        yield_at=torch.tensor(yields, dtype=torch.int64),
+        yield_at=HostInts.of(yields, "cpu"),
         yielding=(),
         drafts={},
     )
@@ -100,8 +101,8 @@ def assert_is_parted(batch: FlatBatch, parts: Sequence[DPPart]) -> None:
         ]
         assert own == expected
         assert all(0 <= block < NUM_BLOCKS for block in part.batch.attention.blocks.tolist())
-        yielding = part.batch.token_ids[part.batch.yield_at].tolist()
-        assert yielding == batch.token_ids[batch.yield_at][part.yields[dp_rank]].tolist()
+        yielding = part.batch.token_ids[part.batch.logits_at].tolist()
+        assert yielding == batch.token_ids[batch.logits_at][part.yields[dp_rank]].tolist()
         assert part.is_empty == (not own)
     assert sorted(at for part in parts for at in part.rows.tolist()) == list(range(len(whole)))
 
@@ -120,7 +121,7 @@ def test_logits_come_back_in_the_order_of_the_batch(rows: list[Row]) -> None:
 
     def logits_of(of: FlatBatch) -> torch.Tensor:
         """Rows that say which token they are of."""
-        return of.token_ids[of.yield_at].float()[:, None] + torch.arange(VOCAB_SIZE) / 10
+        return of.token_ids[of.logits_at].float()[:, None] + torch.arange(VOCAB_SIZE) / 10
 
     merged = merge_logits(
         [

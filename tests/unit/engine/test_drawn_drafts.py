@@ -48,7 +48,7 @@ class Chain:
         self._logits = logits
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        return self._logits[batch.token_ids[batch.yield_at]].clone()
+        return self._logits[batch.token_ids[batch.logits_at]].clone()
 
     def begin(self, batch: FlatBatch) -> PendingLogits:
         return Computed(self.forward(batch))

@@ -18,6 +18,7 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.step import BlockCopy, Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
@@ -120,21 +121,26 @@ class HandingExecutor:
             device=CPU,
         )
         assert_same(batch.attention, laid_out)
-        for ours, theirs in ((got.token_ids, batch.token_ids), (got.yield_at, batch.yield_at)):
-            assert ours.dtype == theirs.dtype
-            assert torch.equal(ours, theirs)
+        assert got.token_ids.dtype == batch.token_ids.dtype
+        assert torch.equal(got.token_ids, batch.token_ids)
+        assert_same_ints(got.yield_at, batch.yield_at)
         assert got.num_top == batch.num_top
         if batch.scoring is None:
             assert got.scoring is None
         else:
             assert got.scoring is not None
-            assert torch.equal(got.scoring.at, batch.scoring.at)
-            assert torch.equal(got.scoring.token_ids, batch.scoring.token_ids)
+            assert_same_ints(got.scoring.at, batch.scoring.at)
+            assert_same_ints(got.scoring.token_ids, batch.scoring.token_ids)
             assert got.scoring.scores.shape == batch.scoring.scores.shape
         self.kinds["batches"] += 1
         self.kinds["scored"] += batch.scoring is not None
         self.kinds["fed"] += batch.fed is not None
         self.kinds["drafts"] += bool(batch.drafts)
+
+
+def assert_same_ints(got: HostInts, expected: HostInts) -> None:
+    assert got.tensor.dtype == expected.tensor.dtype == torch.int64
+    assert got.array.tolist() == got.tensor.tolist() == expected.array.tolist()
 
 
 def _check_copies(got: Step | FlatBatch, step: Step) -> None:
@@ -337,7 +343,7 @@ def batch_of(rows: dict[str, tuple[int, int, tuple[int, ...]]]) -> FlatBatch:
             block_size=4,
             device=CPU,
         ),
-        yield_at=torch.tensor(lengths).cumsum(0) - 1,
+        yield_at=HostInts(np.cumsum(lengths) - 1, CPU),
         yielding=(),
         drafts={},
         sequence_ids=list(rows),
@@ -360,7 +366,7 @@ class Pair:
         assert isinstance(got, FlatBatch)
         assert_same(got.attention, batch.attention)
         assert got.token_ids.tolist() == batch.token_ids.tolist()
-        assert got.yield_at.tolist() == batch.yield_at.tolist()
+        assert got.yield_at.array.tolist() == batch.yield_at.array.tolist()
         numbers: list[int] = np.frombuffer(message, dtype=np.int32)[HEADER_BYTES // 4 :].tolist()
         return numbers
 

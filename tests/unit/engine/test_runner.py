@@ -345,7 +345,7 @@ def test_a_flat_batch_holds_each_rows_tokens_and_yields_at_the_last_ones(
     )
 
     assert batch.attention.num_decode_rows == counts.count(1)
-    tokens, yield_at = batch.token_ids.tolist(), batch.yield_at.tolist()
+    tokens, yield_at = batch.token_ids.tolist(), batch.yield_at.array.tolist()
     spans = list(pairwise(batch.attention.row_starts.tolist()))
     blocks = (batch.attention.blocks[batch.attention.first_block[:-1]] // 16).tolist()
     for at, (first, end) in zip(blocks, spans, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, lay_out_attention
 from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.microbatch.cut import Cut, cut
 from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
@@ -38,7 +39,7 @@ def batch_of(rows: StepRows, yields: list[int]) -> FlatBatch:
         attention=lay_out_attention(
             rows.query_lens, rows.context_lens, rows.blocks, block_size=BLOCK, device="cpu"
         ),
-        yield_at=torch.tensor(yield_at, dtype=torch.int64),
+        yield_at=HostInts.of(yield_at, "cpu"),
         yielding=(),
         drafts=NO_DRAFTS,
     )
@@ -107,7 +108,7 @@ def test_logits_come_back_in_the_order_of_the_whole(batch: FlatBatch) -> None:
 
     def told(half: FlatBatch) -> Tensor:
         """Instead of logits, the place in the cache of the token that yields."""
-        attention, at = half.attention, half.yield_at.numpy()
+        attention, at = half.attention, half.yield_at.array
         where = attention.token_blocks[at] * BLOCK + attention.token_offsets[at]
         return torch.from_numpy(where)[:, None]
 
@@ -140,7 +141,9 @@ def test_halves_one_after_the_other_compute_what_the_whole_does(decoder: Decoder
         whole_cache, cut_cache = cache_of(decoder, batch), cache_of(decoder, batch)
 
         def forward(part: FlatBatch, cache: KVCache) -> Tensor:
-            return decoder.forward(part.token_ids, cache, part.attention, logits_rows=part.yield_at)
+            return decoder.forward(
+                part.token_ids, cache, part.attention, logits_rows=part.logits_at
+            )
 
         with torch.inference_mode():
             whole = forward(batch, whole_cache)

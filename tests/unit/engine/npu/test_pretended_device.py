@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem_engine.device.host_memory import HostCopy, ints_to_device, to_device
+from tandem_engine.device.attention import build_attention_metadata
+from tandem_engine.device.host_memory import HostCopy, HostInts, ints_to_device, to_device
+from tandem_engine.microbatch.cut import Cut, cut
+from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.dp_batches import DPBatches
+from tandem_engine.runner.micro_batch_control import EVERY_STEP
+from tandem_engine.runner.micro_batches import MicroBatches, rows_of
+from tandem_engine.runner.prompt_scoring import PromptScoring
+from tandem_engine.runner.rank_batches import RankBatches, columns_of
+from tandem_engine.runner.rank_messages import StepEncoder
 from tests.pretended_device.process import Run, device_process
 from tests.pretended_device.queue import DeviceError
 from tests.pretended_device.tensors import QUEUE, DeviceTensor
@@ -164,3 +173,50 @@ def test_on_a_host_numbers_stay_where_they_are() -> None:
 
     assert tensor.tolist() == [1, 1]
     assert HostCopy(tensor).wait() is tensor
+
+
+def batch_of(*, is_scored: bool = False) -> FlatBatch:
+    """Two decodes and two chunks on the device; blocks of two dp ranks."""
+    query_lens, tables = [1, 1, 24, 16], [[0, 1], [8], [2, 3, 4], [9, 10]]
+    device = torch.device(NPU)
+    at = HostInts.of([30, 31], device)
+    return FlatBatch(
+        token_ids=ints_to_device(range(42), device),
+        attention=build_attention_metadata(
+            query_lens=query_lens,
+            context_lens=[9, 5, 24, 16],
+            block_tables=tables,
+            block_size=8,
+            device=device,
+        ),
+        yield_at=HostInts.of([0, 1, 25, 41], device),
+        yielding=(),
+        drafts={},
+        sequence_ids=["a", "b", "c", "d"],
+        block_tables=tables,
+        scoring=PromptScoring(at=at, token_ids=at, num_top=1) if is_scored else None,
+    )
+
+
+def waits_of_ranks() -> dict[str, int]:
+    batch, scored = batch_of(), batch_of(is_scored=True)
+    columns = columns_of(scored)
+    other = RankBatches(block_size=8, device=torch.device(NPU))
+    message = StepEncoder().batch(columns)
+    outcome = cut(rows_of(batch), EVERY_STEP)
+    assert isinstance(outcome, Cut)
+    return {
+        "what rank 0 hands on": waits_of(lambda: columns_of(scored)),
+        "what another rank makes of it": waits_of(lambda: other.decode(message)),
+        "rows": waits_of(lambda: rows_of(batch)),
+        "halves": waits_of(lambda: MicroBatches.of(batch, outcome)),
+        "a dp rank's part": waits_of(lambda: DPBatches(dp=2, dp_rank=1, num_blocks=8).part(scored)),
+    }
+
+
+def test_ranks_lay_steps_out_without_waiting(run: Run) -> None:
+    waits = run(waits_of_ranks)
+
+    # For the tokens: those of the step before may not be known to the host yet.
+    assert waits.pop("what rank 0 hands on") == 1
+    assert set(waits.values()) == {0}

@@ -6,11 +6,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.host_memory import HostInts
 from tandem_engine.device.stream_layouts import StreamsBy
 from tandem_engine.device.streams import StreamLayout
 from tandem_engine.model.decoder import allocate_kv_cache
@@ -73,7 +75,7 @@ def _batch(tokens: Sequence[int], rows: Sequence[tuple[int, int, range]]) -> Fla
     return FlatBatch(
         token_ids=torch.tensor(tokens),
         attention=layout(rows),
-        yield_at=torch.tensor([new for new, _, _ in rows]).cumsum(0) - 1,
+        yield_at=HostInts(np.cumsum([new for new, _, _ in rows]) - 1, "cpu"),
         yielding=(),
         drafts=NO_DRAFTS,
     )
