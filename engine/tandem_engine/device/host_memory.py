@@ -72,11 +72,12 @@ class HostCopy:
     def __init__(self, tensor: Tensor) -> None:
         self._event: torch.Event | None = None
         self._values = tensor
-        if tensor.device.type != _HOST:
-            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._values.copy_(tensor, non_blocking=True)
-            self._event = torch.Event(tensor.device)
-            self._event.record()
+        if tensor.is_cpu:
+            return
+        self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._values.copy_(tensor, non_blocking=True)
+        self._event = torch.Event(tensor.device)
+        self._event.record()
 
     def wait(self) -> Tensor:
         """Return the values, on the host, when they are there."""
