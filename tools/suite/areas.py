@@ -138,7 +138,7 @@ AREAS: Final = (
             "tests/npu",
             "tests/pretended_device",
         ),
-        minutes=14,
+        minutes=6,
     ),
     Area(
         name="npu-ranks",

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_HOST: Final = "cpu"
+_WITHOUT_QUEUE: Final = ("cpu", "meta")
+"""Devices that compute at once, or not at all."""
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
@@ -21,8 +22,8 @@ def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
     On the CPU it is the array's own memory; elsewhere the array may change at once.
     """
     tensor = torch.from_numpy(array)
-    if torch.device(device).type == _HOST:
-        return tensor
+    if torch.device(device).type in _WITHOUT_QUEUE:
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

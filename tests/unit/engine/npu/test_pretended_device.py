@@ -173,6 +173,8 @@ def test_on_a_host_numbers_stay_where_they_are() -> None:
 
     assert tensor.tolist() == [1, 1]
     assert HostCopy(tensor).wait() is tensor
+    # As where the sizes of a model are tried without its numbers.
+    assert to_device(array, "meta").is_meta
 
 
 def batch_of(*, is_scored: bool = False) -> FlatBatch:
