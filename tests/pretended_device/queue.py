@@ -61,8 +61,8 @@ class Queue:
 
     def wait(self, until: int | None = None) -> None:
         """Have the host wait; see `mark`. None: for all that is queued."""
-        self.waits[_waiting()] += 1
         with self._lock:
+            self.waits[_waiting()] += 1
             until = self._begun if until is None else until
             while self._begun - len(self._copies) < until:
                 self._copies.pop(0).finish()

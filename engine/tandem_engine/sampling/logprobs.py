@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.output import TokenLogprob
+from tandem_engine.device.host_memory import ints_to_device
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.step_tokens import Logprobs
 from tandem_engine.sampling.top_tokens import top_tokens
@@ -30,9 +31,9 @@ def logprobs_of(logits: Tensor, chosen: Tensor, rows: Sequence[Row]) -> Logprobs
     ]
     if not asking:
         return {}
-    which = [at for at, _, _ in asking]
+    which = ints_to_device([at for at, _, _ in asking], logits.device)
     table = torch.log_softmax(logits[which], dim=-1)
-    own = table.gather(1, chosen[which].to(table.device).unsqueeze(1)).flatten().tolist()
+    own = table.gather(1, chosen[which].unsqueeze(1)).flatten().tolist()
     best = top_tokens(table, [min(count, table.shape[1]) for _, count, _ in asking])
     return {
         at: TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(of_row))

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem_engine.device.host_memory import ints_to_device
+
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the first of each row's largest logits; NaN counts as the largest.
@@ -77,7 +79,7 @@ def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, flo
     if width == 0:
         return [[] for _ in counts]
     best = table.topk(width, dim=-1).values
-    last = torch.tensor([max(0, count - 1) for count in counts], device=table.device)
+    last = ints_to_device([max(0, count - 1) for count in counts], table.device)
     floors = best.gather(1, last.unsqueeze(1))
     return [
         _at_least(row, floor, count) if count else []
