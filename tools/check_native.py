@@ -113,10 +113,10 @@ def _compile(source: Path, target: Path, variant: str, sanitizer: Sanitizer) -> 
 def _runtime(name: str) -> str:
     """Path of a library that comes with the compiler."""
     command = [_compiler(), f"-print-file-name={name}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(found).is_absolute():
+    library = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(library).is_absolute():
         sys.exit(f"{name} not found; install g++ (Debian: libgcc-12-dev).")
-    return str(Path(found).resolve())
+    return str(Path(library).resolve())
 
 
 def _compiler() -> str:

@@ -79,8 +79,8 @@ class Kubernetes:
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object of the current namespace; None: it is not there."""
         text = self.kubectl("get", kind, name, "--output=json", "--ignore-not-found")
-        found: dict[str, Any] | None = json.loads(text) if text.strip() else None
-        return found
+        document: dict[str, Any] | None = json.loads(text) if text.strip() else None
+        return document
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         """The objects of the current namespace that a label selector selects; all without one."""
@@ -124,10 +124,10 @@ def _verb(command: Sequence[str]) -> str:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise CommandFailed(
             f"{name} is not on the PATH, and a cluster of yours is reached with it; install it, "
             "or unset TANDEM_CONTEXT for a throw-away cluster that brings its own"
         )
-    return found
+    return path

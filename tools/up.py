@@ -158,10 +158,10 @@ def _wait_until_ready(kubernetes: Kubernetes, progress: Progress) -> None:
     deadline = time.monotonic() + _READY_S
     with progress.phase(f"{SERVICE} becomes Ready") as tell:
         while True:
-            found = kubernetes.get("inferenceservice", SERVICE)
-            if found and is_ready(found):
+            isvc = kubernetes.get("inferenceservice", SERVICE)
+            if isvc and is_ready(isvc):
                 return
-            status = found.get("status", {}) if found else {}
+            status = isvc.get("status", {}) if isvc else {}
             tell(status.get("message") or "waiting for the operator")
             if time.monotonic() > deadline:
                 raise CommandFailed(
@@ -171,11 +171,13 @@ def _wait_until_ready(kubernetes: Kubernetes, progress: Progress) -> None:
             time.sleep(_POLL_S)
 
 
-def is_ready(found: Mapping[str, Any]) -> bool:
+def is_ready(isvc: Mapping[str, Any]) -> bool:
     """Return True when the version of an InferenceService that was applied last serves."""
-    status = found.get("status", {})
-    ready = {one["type"]: one["status"] for one in status.get("conditions", [])}.get("Ready")
-    current = status.get("observedGeneration") == found["metadata"]["generation"]
+    status = isvc.get("status", {})
+    ready = {
+        condition["type"]: condition["status"] for condition in status.get("conditions", [])
+    }.get("Ready")
+    current = status.get("observedGeneration") == isvc["metadata"]["generation"]
     return current and ready == "True"
 
 

@@ -39,7 +39,7 @@ def _definitions() -> dict[str, Any]:
     # The chart's own `namespaces`, which the roles follow, too, is the one place to name them.
     del whole["properties"]["namespaces"]
     for model, name in _FILLED.items():
-        required = [one for one in definitions[model].get("required", []) if one != name]
+        required = [field for field in definitions[model].get("required", []) if field != name]
         definitions[model].pop("required", None)
         if required:
             definitions[model]["required"] = required
@@ -49,12 +49,12 @@ def _definitions() -> dict[str, Any]:
 def _plain(schema: Any) -> Any:
     """The schema without titles, which repeat the names, and without defaults."""
     if isinstance(schema, list):
-        return [_plain(one) for one in schema]
+        return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if key not in {"title", "default"}}
     if "properties" in kept:
-        kept["properties"] = {name: _plain(one) for name, one in kept["properties"].items()}
+        kept["properties"] = {name: _plain(value) for name, value in kept["properties"].items()}
         return kept | {key: _plain(kept[key]) for key in kept if key != "properties"}
     return {key: _plain(value) for key, value in kept.items()}
 

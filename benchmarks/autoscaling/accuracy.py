@@ -39,7 +39,7 @@ class Comparison:
     def ongoing(self, result: FleetResult) -> float:
         """Return the mean of the requests in process or waiting over the periods."""
         seen = [moment.observation for moment in result.moments]
-        return sum(one.num_running + one.num_waiting for one in seen) / max(1, len(seen))
+        return sum(state.num_running + state.num_waiting for state in seen) / max(1, len(seen))
 
 
 @dataclass(frozen=True, slots=True)

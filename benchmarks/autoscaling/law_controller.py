@@ -90,9 +90,9 @@ class LawController:
 
     def desired(self, observation: FleetSignals, now: float) -> int:
         """Return the number of replicas at `now`, in seconds."""
-        found = self._observed(observation)
-        decision = self._law(found, self._policy, self._history, now)
-        self._history = self._history.append(now, found, decision)
+        observed = self._observed(observation)
+        decision = self._law(observed, self._policy, self._history, now)
+        self._history = self._history.append(now, observed, decision)
         self._last = decision
         return decision.desired
 

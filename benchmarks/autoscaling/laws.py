@@ -112,7 +112,7 @@ def ray_serve(
         return _decision(observation, policy, raw, current)
     delay_s = RAY_UP_DELAY_S if raw > current else RAY_DOWN_DELAY_S
     recent = [*history.within(now, delay_s), raw]
-    lasts = all((one > current) == (raw > current) and one != current for one in recent)
+    lasts = all((past > current) == (raw > current) and past != current for past in recent)
     is_over = history.covers(now, delay_s) and history.since_change_s(now) >= delay_s
     return _decision(observation, policy, raw, raw if lasts and is_over else current)
 
@@ -178,7 +178,9 @@ def aibrix_apa(
 def _llmd_signal(observation: FleetObservation, history: History, now: float) -> float:
     ratios = [signal.ratio for signal in observation.signals() if signal.num_samples]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    past = [one.latency_ratio for one in history.samples if now - one.at_s < LLMD_AVERAGE_S]
+    past = [
+        sample.latency_ratio for sample in history.samples if now - sample.at_s < LLMD_AVERAGE_S
+    ]
     clamped = [min(ratio, LLMD_MAX_RATIO) for ratio in (*past, max(known, default=0.0))]
     return sum(clamped) / len(clamped)
 

@@ -163,7 +163,7 @@ def _cache(services: int, replicas: int) -> ObjectCache:
     cache = ObjectCache([INFERENCE_SERVICE, POD, RAY_SERVICE])
     listed = {
         INFERENCE_SERVICE: [_service(number, replicas) for number in range(services)],
-        POD: [_pod(service, one) for service in range(services) for one in range(replicas)],
+        POD: [_pod(service, replica) for service in range(services) for replica in range(replicas)],
         RAY_SERVICE: [],
     }
     for kind, items in listed.items():
@@ -240,8 +240,8 @@ class _Servers:
         return int(20 * (time.time() - self._began))
 
     async def _query(self, request: web.Request) -> web.Response:
-        found = _SERVICE.search(str((await request.post())["query"]))
-        service, now = found[1] if found else "", time.time()
+        match = _SERVICE.search(str((await request.post())["query"]))
+        service, now = match[1] if match else "", time.time()
         load = 20 if self._world.pods_elsewhere else 7
         figures = {**_FIGURES, "evaluated_at": now}
         vector = [_sample({"signal": name}, now, value) for name, value in figures.items()]
@@ -307,8 +307,8 @@ def _pod_lists(metrics: Metrics) -> float:
 
 
 def _steps(metrics: Metrics) -> float:
-    found = metrics.registry.get_sample_value("tandem_operator_autoscaler_duration_seconds_count")
-    return found or 0.0
+    count = metrics.registry.get_sample_value("tandem_operator_autoscaler_duration_seconds_count")
+    return count or 0.0
 
 
 def _cpu_s() -> float:

@@ -40,13 +40,13 @@ def save_runs(runs: Sequence[FleetRun], rows: Sequence[Summary], file: Path, *, 
 
 def _first_runs(runs: Sequence[FleetRun], group: Sequence[Summary]) -> list[FleetRun]:
     """Return a run of each controller with its own parameter, of the first seed."""
-    found: dict[str, FleetRun] = {}
+    by_controller: dict[str, FleetRun] = {}
     for run in runs:
         task = run.task
         is_here = (task.load, task.size) == (group[0].load, group[0].size)
         if is_here and "=" not in task.controller:
-            found.setdefault(task.controller, run)
-    return list(found.values())
+            by_controller.setdefault(task.controller, run)
+    return list(by_controller.values())
 
 
 def _draw_replicas(
@@ -80,9 +80,9 @@ def _draw_attainment(axes: Any, runs: Sequence[FleetRun], colors: dict[str, str]
         points = []
         for number in range(0, len(periods) - _SMOOTH + 1, _SMOOTH):
             part = periods[number : number + _SMOOTH]
-            arrived = sum(one.num_arrived for one in part)
+            arrived = sum(period.num_arrived for period in part)
             if arrived:
-                share = sum(one.num_met for one in part) / arrived
+                share = sum(period.num_met for period in part) / arrived
                 points.append((number * run.period_s / _MINUTE_S, _PERCENT * share))
         name = run.task.controller
         width = 2.0 if name == OWN else 0.8

@@ -37,7 +37,7 @@ class SchedulerReplicas:
     rng: Random
     measure: Measure | None = None
 
-    def one(self) -> SchedulerReplica:
+    def replica(self) -> SchedulerReplica:
         """Make one."""
         rng = Random(self.rng.random())  # noqa: S311  # load, not secrets
         return SchedulerReplica(
@@ -50,7 +50,7 @@ class SchedulerReplicas:
 
     def __call__(self, count: int, now: float) -> Sequence[Replica]:
         """Make `count`, whose time begins at `now`."""
-        made = [self.one() for _ in range(count)]
+        made = [self.replica() for _ in range(count)]
         for replica in made:
             replica.advance(now)
         return made
@@ -73,7 +73,7 @@ def measure_curve(
     rng = Random(seed)  # noqa: S311  # load, not secrets
     make = SchedulerReplicas(policy=with_slo(targets), machine=machine, noise=Noise(), rng=rng)
     return calibrate(
-        make.one,
+        make.replica,
         shapes,
         machine,
         rng,

@@ -130,8 +130,8 @@ def settling_periods(run: FleetRun) -> float | None:
     settled = len(periods)
     for number in range(len(periods) - minute, -1, -1):
         window = periods[number : number + minute]
-        arrived = sum(one.num_arrived for one in window)
-        if sum(one.num_met for one in window) < _SHARE * arrived:
+        arrived = sum(period.num_arrived for period in window)
+        if sum(period.num_met for period in window) < _SHARE * arrived:
             break
         settled = number
     if settled == len(periods):

@@ -68,7 +68,7 @@ def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
     num_rows, vocab_size = logits.shape
 
     def prepare(kernels: Kernels) -> Work:
-        rows = [_row(at, one, vocab_size) for at, one in enumerate(params)]
+        rows = [_row(at, row_params, vocab_size) for at, row_params in enumerate(params)]
         sampler = Sampler(kernels.row_sampler())
         return lambda: sampler.sample_step(logits, rows)
 

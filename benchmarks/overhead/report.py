@@ -54,19 +54,19 @@ def show(console: Console, figures: Sequence[Figures], *, num_threads: int) -> N
         table.add_column(column)
     for column in ("rows", *parts, "beside %", "period", "idle %"):
         table.add_column(column, justify="right")
-    for one in figures:
+    for row in figures:
         async_scheduling = (
-            "default" if one.async_scheduling is None else "yes" if one.async_scheduling else "no"
+            "default" if row.async_scheduling is None else "yes" if row.async_scheduling else "no"
         )
         table.add_row(
-            one.model,
-            one.sampling,
+            row.model,
+            row.sampling,
             async_scheduling,
-            str(one.num_rows),
-            *(f"{one.parts_s[part] * _MS:.3f}" for part in parts),
-            f"{100 * one.share:.1f}",
-            f"{one.period_s * _MS:.3f}",
-            f"{100 * one.idle_share:.1f}",
+            str(row.num_rows),
+            *(f"{row.parts_s[part] * _MS:.3f}" for part in parts),
+            f"{100 * row.share:.1f}",
+            f"{row.period_s * _MS:.3f}",
+            f"{100 * row.idle_share:.1f}",
         )
     console.print(table, soft_wrap=True)
 
@@ -78,11 +78,11 @@ def write_json(path: Path, figures: Sequence[Figures], *, settings: dict[str, An
         settings=settings,
         figures=[
             {
-                **asdict(one),
-                "beside_s": one.beside_s,
-                "beside_share": one.share,
-                "idle_share": one.idle_share,
+                **asdict(row),
+                "beside_s": row.beside_s,
+                "beside_share": row.share,
+                "idle_share": row.idle_share,
             }
-            for one in figures
+            for row in figures
         ],
     )

@@ -87,7 +87,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
         }
         runs: dict[Case, list[Figures]] = {}
         for _ in range(settings.repeats):
-            for case in (one for one in cases if one.model == model):
+            for case in (each for each in cases if each.model == model):
                 runs.setdefault(case, []).append(benches[case.async_scheduling].run(case, settings))
         for bench in benches.values():
             bench.stop()

@@ -90,10 +90,12 @@ def run_card(
                 figures.append(benchmark.measure(copies, by, rounds))
     result_console().print(_table_of(figures))
     if out is not None:
-        derived = [asdict(one) | {"share": one.share, "overlap": one.overlap} for one in figures]
+        derived = [
+            asdict(case) | {"share": case.share, "overlap": case.overlap} for case in figures
+        ]
         content = {**facts, "device": _name_of(device), "work": asdict(work), "figures": derived}
         write_document(out / "card.json", content)
-    if not all(one.is_equal for one in figures):
+    if not all(case.is_equal for case in figures):
         raise BenchmarkError("Halves that overlap gave another result than halves in turn.")
 
 
@@ -148,7 +150,7 @@ class CardBenchmark:
     def copies_for(self, share: float) -> float:
         """Return the copies of a tensor that take this share of the time of a stage."""
         whole = [self._compute(1.0, None)[1].overlap() for _ in range(_PROBES)]
-        return share * median(one.compute_s / one.communication_s for one in whole)
+        return share * median(step.compute_s / step.communication_s for step in whole)
 
     def measure(self, copies: float, by: StreamsBy, rounds: int) -> CardFigures:
         """Compute in both ways, in turns; the first round of each warms up."""
@@ -206,9 +208,9 @@ def _are_equal(results: Results, others: Results) -> bool:
 
 def _median(steps: Sequence[StepOverlap]) -> StepOverlap:
     return StepOverlap(
-        compute_s=median(one.compute_s for one in steps),
-        communication_s=median(one.communication_s for one in steps),
-        exposed_s=median(one.exposed_s for one in steps),
+        compute_s=median(step.compute_s for step in steps),
+        communication_s=median(step.communication_s for step in steps),
+        exposed_s=median(step.exposed_s for step in steps),
     )
 
 
@@ -230,14 +232,14 @@ def _table_of(figures: Sequence[CardFigures]) -> Table:
     table = Table(title="Two halves on the streams of one device", title_justify="left", box=None)
     for name in ("streams by", "share", "in turn, ms", "halves, ms", "overlap", "speedup", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in figures:
+    for case in figures:
         table.add_row(
-            one.layout,
-            f"{one.share:.2f}",
-            f"{one.in_turn.seconds * 1e3:.2f}",
-            f"{one.halves.seconds * 1e3:.2f}",
-            f"{one.overlap:.2f}",
-            f"{one.speedup:.3f}",
-            f"{one.bound:.3f}",
+            case.layout,
+            f"{case.share:.2f}",
+            f"{case.in_turn.seconds * 1e3:.2f}",
+            f"{case.halves.seconds * 1e3:.2f}",
+            f"{case.overlap:.2f}",
+            f"{case.speedup:.3f}",
+            f"{case.bound:.3f}",
         )
     return table

@@ -149,7 +149,7 @@ def fitting(
             seconds += needed
         else:
             left_out.append(case)
-    taken.sort(key=lambda one: (one.work.num_layers, one.work.num_tokens, one.work.num_prompts))
+    taken.sort(key=lambda case: (case.work.num_layers, case.work.num_tokens, case.work.num_prompts))
     return taken, left_out
 
 

@@ -35,15 +35,15 @@ class Timed:
         A rank that is early waits for the others, and counts that as communication: neither alone
         has the figures of both.
         """
-        of = [one.overlap for one in ranks]
+        of = [rank.overlap for rank in ranks]
         return cls(
-            wall_s=max(one.wall_s for one in ranks),
+            wall_s=max(rank.wall_s for rank in ranks),
             overlap=StepOverlap(
-                compute_s=fmean(one.compute_s for one in of),
-                communication_s=fmean(one.communication_s for one in of),
-                exposed_s=fmean(one.exposed_s for one in of),
+                compute_s=fmean(overlap.compute_s for overlap in of),
+                communication_s=fmean(overlap.communication_s for overlap in of),
+                exposed_s=fmean(overlap.exposed_s for overlap in of),
             ),
-            is_cut=all(one.is_cut for one in ranks),
+            is_cut=all(rank.is_cut for rank in ranks),
         )
 
 
@@ -74,15 +74,15 @@ class CaseFigures:
         return cls(
             case=case,
             rate=rate,
-            whole_s=median(one.wall_s for one in whole),
-            halves_s=median(one.wall_s for one in halves),
-            compute_s=median(one.overlap.compute_s for one in whole),
-            communication_s=median(one.overlap.communication_s for one in whole),
-            halves_compute_s=median(one.overlap.compute_s for one in halves),
+            whole_s=median(step.wall_s for step in whole),
+            halves_s=median(step.wall_s for step in halves),
+            compute_s=median(step.overlap.compute_s for step in whole),
+            communication_s=median(step.overlap.communication_s for step in whole),
+            halves_compute_s=median(step.overlap.compute_s for step in halves),
             timeline_overlap=median(
-                one.overlap.hidden_s / max(one.overlap.hideable_s, 1e-9) for one in halves
+                step.overlap.hidden_s / max(step.overlap.hideable_s, 1e-9) for step in halves
             ),
-            was_cut=all(one.is_cut for one in halves),
+            was_cut=all(step.is_cut for step in halves),
         )
 
     @property
@@ -143,16 +143,16 @@ class CaseFigures:
 
     def missed(self) -> list[str]:
         """The goals that are missed; empty: all are met."""
-        found = []
+        missed = []
         if not self.was_cut:
             return ["not cut"]
         if min(self.timeline_overlap, self.wall_overlap) < self.overlap_goal:
-            found.append("overlap")
+            missed.append("overlap")
         if self.of_bound < BOUND_GOAL:
-            found.append("speedup")
+            missed.append("speedup")
         if self.speedup < 1.0 - MOST_LOSS:
-            found.append("slower")
-        return found
+            missed.append("slower")
+        return missed
 
     def document(self) -> dict[str, Any]:
         """All of it, for JSON."""

@@ -99,7 +99,7 @@ def run_gate(settings: GateSettings, *, out: Path | None) -> None:
             "settings": asdict(settings),
             "goal": GOAL,
             "figures": [
-                asdict(one) | {"ratio": one.ratio, "is_met": one.is_met} for one in figures
+                asdict(case) | {"ratio": case.ratio, "is_met": case.is_met} for case in figures
             ],
         }
         write_document(out / "gate.json", content)
@@ -158,14 +158,14 @@ def table_of(figures: Sequence[GateFigures]) -> Table:
     table.add_column("steps")
     for name in ("off, ms", "on, ms", "throughput", "goal", "cut", "of them late"):
         table.add_column(name, justify="right")
-    for one in figures:
-        cells: tuple[Any, ...] = (one.num_splits, one.num_splits_late)
+    for case in figures:
+        cells: tuple[Any, ...] = (case.num_splits, case.num_splits_late)
         table.add_row(
-            one.link,
-            one.load,
-            f"{one.off_s * 1e3:.1f}",
-            f"{one.on_s * 1e3:.1f}",
-            f"{one.ratio:.3f}",
+            case.link,
+            case.load,
+            f"{case.off_s * 1e3:.1f}",
+            f"{case.on_s * 1e3:.1f}",
+            f"{case.ratio:.3f}",
             f"{1 - GOAL:.2f}",
             *map(str, cells),
         )

@@ -113,12 +113,12 @@ def enter(namespace: str | None) -> None:
 
 def stale(names: Iterator[str] | list[str], *, living: frozenset[int]) -> list[str]:
     """The namespaces of this benchmark whose process has ended."""
-    found = []
+    ended = []
     for name in names:
         match = _NAME.fullmatch(name)
         if match is not None and int(match[1]) not in living:
-            found.append(name)
-    return found
+            ended.append(name)
+    return ended
 
 
 def _check() -> None:

@@ -20,17 +20,18 @@ def save_plot(figures: Sequence[CaseFigures], file: Path, *, title: str) -> None
     figure = Figure(figsize=(10.0, 4.5), layout="constrained")
     figure.suptitle(title, fontsize=10)
     overlap, speedup = figure.subplots(1, 2)
-    sizes = sorted({one.case.work.num_tokens for one in figures})
+    sizes = sorted({case.case.work.num_tokens for case in figures})
     for number, size in enumerate(sizes):
         color = _COLORS[number % len(_COLORS)]
-        for num_prompts in sorted({one.case.work.num_prompts for one in figures}):
+        for num_prompts in sorted({case.case.work.num_prompts for case in figures}):
             row = sorted(
                 (
-                    one
-                    for one in figures
-                    if one.case.work.num_tokens == size and one.case.work.num_prompts == num_prompts
+                    case
+                    for case in figures
+                    if case.case.work.num_tokens == size
+                    and case.case.work.num_prompts == num_prompts
                 ),
-                key=lambda one: one.share,
+                key=lambda case: case.share,
             )
             if row:
                 _draw(overlap, speedup, row, color=color)
@@ -50,13 +51,13 @@ def save_plot(figures: Sequence[CaseFigures], file: Path, *, title: str) -> None
 
 def _draw(overlap: Axes, speedup: Axes, row: Sequence[CaseFigures], *, color: str) -> None:
     work = row[0].case.work
-    shares = [one.share for one in row]
+    shares = [case.share for case in row]
     marker = _MARKERS.get(work.num_prompts, "x")
     prompts = "one prompt" if work.num_prompts == 1 else f"{work.num_prompts} prompts"
     label = f"{work.num_tokens:,} tokens, {prompts}"
-    by_wall = [one.wall_overlap for one in row]
-    by_timeline = [one.timeline_overlap for one in row]
-    speedups, bounds = [one.speedup for one in row], [one.bound for one in row]
+    by_wall = [case.wall_overlap for case in row]
+    by_timeline = [case.timeline_overlap for case in row]
+    speedups, bounds = [case.speedup for case in row], [case.bound for case in row]
     for axes, strong, faint in ((overlap, by_wall, by_timeline), (speedup, speedups, bounds)):
         axes.plot(shares, strong, marker=marker, color=color, label=label)
         axes.plot(shares, faint, marker=marker, color=color, alpha=0.3, linestyle="--")

@@ -37,23 +37,23 @@ def table_of(figures: Sequence[CaseFigures]) -> Table:
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("missed", no_wrap=True)
-    for one in figures:
-        work = one.case.work
+    for case in figures:
+        work = case.case.work
         table.add_row(
             f"{work.num_tokens:,}",
             str(work.num_prompts),
             str(work.num_layers),
-            "" if one.rate is None else f"{one.rate / 1e6:,.0f}",
-            f"{one.share:.2f}",
-            f"{one.whole_s * 1e3:,.0f}",
-            f"{one.halves_s * 1e3:,.0f}",
-            f"{one.timeline_overlap:.2f}",
-            f"{one.wall_overlap:.2f}",
-            f"{one.speedup:.3f}",
-            f"{one.bound:.3f}",
-            f"{one.of_bound:.1%}",
-            f"{one.halves_cost:+.1%}",
-            ", ".join(one.missed()) or "none",
+            "" if case.rate is None else f"{case.rate / 1e6:,.0f}",
+            f"{case.share:.2f}",
+            f"{case.whole_s * 1e3:,.0f}",
+            f"{case.halves_s * 1e3:,.0f}",
+            f"{case.timeline_overlap:.2f}",
+            f"{case.wall_overlap:.2f}",
+            f"{case.speedup:.3f}",
+            f"{case.bound:.3f}",
+            f"{case.of_bound:.1%}",
+            f"{case.halves_cost:+.1%}",
+            ", ".join(case.missed()) or "none",
         )
     return table
 
@@ -75,5 +75,5 @@ def document(
             "of_bound": BOUND_GOAL,
             "most_loss": MOST_LOSS,
         },
-        "cases": [one.document() for one in figures],
+        "cases": [case.document() for case in figures],
     }

@@ -64,7 +64,7 @@ def run_serving(settings: ServingSettings, *, out: Path | None) -> None:
             "settings": asdict(settings),
             "model": asdict(SHAPE),
             "link": "loopback" if link is None else "shaped",
-            "rounds": [asdict(one) for one in rounds],
+            "rounds": [asdict(each) for each in rounds],
         }
         write_document(out / "serving.json", content)
 
@@ -103,12 +103,12 @@ def table_of(rounds: Sequence[ServedLoad]) -> Table:
         "overlap",
     ):
         table.add_column(name, justify="right")
-    for one in rounds:
-        summary, metrics = one.served.summary, one.served.metrics
+    for each in rounds:
+        summary, metrics = each.served.summary, each.served.metrics
         ttft, tpot = summary.ttft_ms, summary.tpot_ms
         overlap = metrics.get("tandem_micro_batch_overlap_ratio")
         table.add_row(
-            _word(one.micro_batch),
+            _word(each.micro_batch),
             str(summary.num_requests),
             str(summary.num_failed),
             f"{ttft.p50:,.0f}" if ttft else "",

@@ -105,9 +105,9 @@ def _time(
     taken = (time.perf_counter() - begin) / _MIN_CALLS
     calls = torch.tensor([min(_MAX_CALLS, max(_MIN_CALLS, int(case.seconds / taken)))])
     shared.broadcast(calls, 0)
-    found = []
+    seconds = []
     for _ in range(int(calls)):
         begin = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begin)
-    return tuple(found)
+        seconds.append(time.perf_counter() - begin)
+    return tuple(seconds)

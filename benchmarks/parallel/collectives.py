@@ -76,7 +76,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
             out,
             settings=asdict(settings),
             copy_gb_per_s=copies,
-            all_reduce=[asdict(one) for one in figures],
+            all_reduce=[asdict(row) for row in figures],
         )
 
 
@@ -150,14 +150,14 @@ def _table(figures: list[Figures]) -> Table:
     table.add_column("through")
     for name in ("median µs", "fastest tenth µs", "GB/s", "% of copying", "calls"):
         table.add_column(name, justify="right")
-    for one in figures:
+    for row in figures:
         table.add_row(
-            f"{one.size:,}",
-            one.way,
-            f"{one.median_us:,.1f}",
-            f"{one.fastest_tenth_us:,.1f}",
-            f"{one.gb_per_s:.2f}",
-            f"{100 * one.share_of_copy:.0f}",
-            f"{one.calls}",
+            f"{row.size:,}",
+            row.way,
+            f"{row.median_us:,.1f}",
+            f"{row.fastest_tenth_us:,.1f}",
+            f"{row.gb_per_s:.2f}",
+            f"{100 * row.share_of_copy:.0f}",
+            f"{row.calls}",
         )
     return table

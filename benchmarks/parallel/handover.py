@@ -101,7 +101,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
             out,
             load_average=load,
             settings=asdict(settings),
-            handover=[{**asdict(one), "work": one.work} for one in figures],
+            handover=[{**asdict(row), "work": row.work} for row in figures],
         )
 
 
@@ -115,8 +115,8 @@ class _Pickled:
 def _pickle_times(steps: Sequence[Recorded]) -> _Pickled:
     """Pickle whole steps with their tokens, as a pipe of `multiprocessing` does."""
     sizes, dumps, loads = [], [], []
-    for one in steps:
-        whole = (one.step, [] if one.batch is None else one.batch.token_ids.tolist())
+    for recorded in steps:
+        whole = (recorded.step, [] if recorded.batch is None else recorded.batch.token_ids.tolist())
         begin = time.thread_time_ns()
         data = pickle.dumps(whole, protocol=pickle.HIGHEST_PROTOCOL)
         middle = time.thread_time_ns()
@@ -145,17 +145,17 @@ def _measure(
         came = group.finish()
     measured = group.times[set_up:]
     decodes, through = [], []
-    for number, one in enumerate(group.times):
+    for number, handed in enumerate(group.times):
         ranks = [of_rank[number] for of_rank in came]
         decodes.append(max(rank.decode for rank in ranks))
-        through.append(max(rank.done for rank in ranks) - one.began_at)
+        through.append(max(rank.done for rank in ranks) - handed.began_at)
     return Handover(
         case=case,
         num_rows=num_rows,
         num_readers=num_readers,
-        num_bytes=int(median(one.num_bytes for one in measured)),
-        encode=median(one.encode for one in measured) / 1e3,
-        publish=median(one.publish for one in measured) / 1e3,
+        num_bytes=int(median(handed.num_bytes for handed in measured)),
+        encode=median(handed.encode for handed in measured) / 1e3,
+        publish=median(handed.publish for handed in measured) / 1e3,
         decode=median(decodes[set_up:]) / 1e3,
         through=median(through[set_up:]) / 1e3,
         pickle_bytes=pickled.num_bytes,
@@ -207,13 +207,13 @@ class _Group:
             rank.communicate()
         os.close(self._fd)
 
-    def hand(self, one: Recorded) -> None:
+    def hand(self, recorded: Recorded) -> None:
         """Hand a step to the other ranks."""
         began_at, begin = time.monotonic_ns(), time.thread_time_ns()
-        self._encoder.remove(one.removed)
-        messages = [self._encoder.copies(one.step)]
-        if one.batch is not None:
-            messages.append(self._encoder.batch(columns_of(one.batch)))
+        self._encoder.remove(recorded.removed)
+        messages = [self._encoder.copies(recorded.step)]
+        if recorded.batch is not None:
+            messages.append(self._encoder.batch(columns_of(recorded.batch)))
         encoded = time.thread_time_ns()
         sent = [message for message in messages if message is not None]
         for message in sent:
@@ -237,8 +237,8 @@ class _Group:
     def _by_step(self, times: list[tuple[int, int]]) -> list[_Taken]:
         taken = []
         messages = iter(times)
-        for one in self.times:
-            of_step = list(islice(messages, one.num_messages))
+        for handed in self.times:
+            of_step = list(islice(messages, handed.num_messages))
             taken.append(_Taken(sum(decode for decode, _ in of_step), of_step[-1][1]))
         return taken
 
@@ -269,16 +269,16 @@ def _table(figures: Sequence[Handover]) -> Table:
     names = ("rows", "readers", "bytes", "encode", "publish", "decode", "sum", "through")
     for name in (*names, "pickle bytes", "dumps", "loads"):
         table.add_column(name, justify="right")
-    for one in figures:
-        times = (one.encode, one.publish, one.decode, one.work, one.through)
+    for row in figures:
+        times = (row.encode, row.publish, row.decode, row.work, row.through)
         table.add_row(
-            one.case,
-            str(one.num_rows),
-            str(one.num_readers),
-            f"{one.num_bytes:,}",
+            row.case,
+            str(row.num_rows),
+            str(row.num_readers),
+            f"{row.num_bytes:,}",
             *(f"{each:,.0f}" for each in times),
-            f"{one.pickle_bytes:,}",
-            f"{one.pickle_dumps:,.0f}",
-            f"{one.pickle_loads:,.0f}",
+            f"{row.pickle_bytes:,}",
+            f"{row.pickle_dumps:,.0f}",
+            f"{row.pickle_loads:,.0f}",
         )
     return table

@@ -83,8 +83,8 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     # Ranks inherit it: cores that one side has locked would be none of the other's.
     os.environ[PIN_VARIABLE] = "off"
     runtime = open_device("cpu")
-    with _executors(settings, str(path), runtime) as (one, stages):
-        figures = _measure(settings, runtime, one, stages)
+    with _executors(settings, str(path), runtime) as (one_rank, stages):
+        figures = _measure(settings, runtime, one_rank, stages)
     console = Console(width=max(Console().width, _WIDTH))
     console.print(_table(figures, settings), soft_wrap=True)
     console.print(f"Load average at the start: {load:.1f}", highlight=False)
@@ -93,7 +93,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
             out,
             load_average=load,
             settings=asdict(settings),
-            figures=[asdict(one) for one in figures],
+            figures=[asdict(row) for row in figures],
         )
 
 
@@ -122,12 +122,12 @@ def _executors(
 
 
 def _measure(
-    settings: Settings, runtime: DeviceRuntime, one: Executor, stages: Executor
+    settings: Settings, runtime: DeviceRuntime, one_rank: Executor, stages: Executor
 ) -> list[Figures]:
     prompts = Figures(load="prefill", seconds={name: [] for name in NAMES})
     decodes = Figures(load="decode", seconds={name: [] for name in NAMES})
     sides: dict[str, Callable[[], tuple[float, float]]] = {
-        "one rank": lambda: _run(settings, one, runtime, num_threads=STAGES, at_once=1),
+        "one rank": lambda: _run(settings, one_rank, runtime, num_threads=STAGES, at_once=1),
         "in turns": lambda: _run(settings, stages, runtime, num_threads=1, at_once=1),
         "pipelined": lambda: _run(settings, stages, runtime, num_threads=1, at_once=STAGES),
     }
@@ -226,11 +226,11 @@ def _table(figures: Sequence[Figures], settings: Settings) -> Table:
         table.add_column(f"{name}, s", justify="right")
     table.add_column("pipelined beside in turns", justify="right")
     table.add_column("pipelined beside one rank", justify="right")
-    for one in figures:
+    for row in figures:
         table.add_row(
-            one.load,
-            *(f"{median(one.seconds[name]):.3f}" for name in NAMES),
-            f"{one.ratio('pipelined', 'in turns'):.3f}",
-            f"{one.ratio('pipelined', 'one rank'):.3f}",
+            row.load,
+            *(f"{median(row.seconds[name]):.3f}" for name in NAMES),
+            f"{row.ratio('pipelined', 'in turns'):.3f}",
+            f"{row.ratio('pipelined', 'one rank'):.3f}",
         )
     return table

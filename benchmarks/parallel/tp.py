@@ -71,9 +71,9 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     load = os.getloadavg()[0]
     sides = _sides(settings, str(path))
     with ExitStack() as stack:
-        one, several = (stack.enter_context(SideProcess.opened(side)) for side in sides)
+        one_rank, several = (stack.enter_context(SideProcess.opened(side)) for side in sides)
         figures = [
-            _ratios(name, goal, one, several, settings.rounds)
+            _ratios(name, goal, one_rank, several, settings.rounds)
             for name, goal in zip(LOADS, GOALS, strict=True)
             if not settings.loads or name.name.startswith(settings.loads)
         ]
@@ -87,8 +87,8 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
             out,
             load_average=load,
             settings=asdict(settings),
-            speed=[{**asdict(one), "ratio": one.ratio, "is_met": one.is_met} for one in figures],
-            memory=[{**asdict(one), "own": one.own, "private": one.private} for one in memory],
+            speed=[{**asdict(row), "ratio": row.ratio, "is_met": row.is_met} for row in figures],
+            memory=[{**asdict(row), "own": row.own, "private": row.private} for row in memory],
         )
         plot = out.with_suffix(".png")
         save_plot(figures, memory, plot, title=_title(settings))
@@ -112,13 +112,13 @@ def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
 
 
 def _ratios(
-    load: Load, goal: float, one: "SideProcess", several: "SideProcess", rounds: int
+    load: Load, goal: float, one_rank: "SideProcess", several: "SideProcess", rounds: int
 ) -> Ratios:
     """Both sides in turns; a first round warms them up."""
-    times: dict[SideProcess, list[float]] = {one: [], several: []}
-    steps: dict[SideProcess, list[float]] = {one: [], several: []}
+    times: dict[SideProcess, list[float]] = {one_rank: [], several: []}
+    steps: dict[SideProcess, list[float]] = {one_rank: [], several: []}
     for number in range(rounds + 1):
-        for side in (one, several) if number % 2 else (several, one):
+        for side in (one_rank, several) if number % 2 else (several, one_rank):
             seconds = side.time(load)
             if number:
                 times[side].append(median(seconds))
@@ -126,10 +126,10 @@ def _ratios(
     return Ratios(
         load=load.name,
         goal=goal,
-        one_rank_ms=median(times[one]) * 1e3,
+        one_rank_ms=median(times[one_rank]) * 1e3,
         ranks_ms=median(times[several]) * 1e3,
-        ratios=tuple(a / b for a, b in zip(times[one], times[several], strict=True)),
-        quiet_ratio=_fastest(steps[one]) / _fastest(steps[several]),
+        ratios=tuple(a / b for a, b in zip(times[one_rank], times[several], strict=True)),
+        quiet_ratio=_fastest(steps[one_rank]) / _fastest(steps[several]),
     )
 
 
@@ -140,8 +140,8 @@ def _fastest(seconds: Sequence[float]) -> float:
 def _memory(side: "SideProcess", tp: int) -> list[RankBytes]:
     share = (side.report.weight_bytes + side.report.kv_bytes) // tp
     return [
-        RankBytes(rank=one.rank, held=one.held, share=share, base=side.report.base_bytes)
-        for one in side.memory()
+        RankBytes(rank=rank.rank, held=rank.held, share=share, base=side.report.base_bytes)
+        for rank in side.memory()
     ]
 
 
@@ -176,8 +176,8 @@ class SideProcess:
     def memory(self) -> list[RankMemory]:
         """Bytes that each rank holds."""
         self._connection.send(MeasureMemory())
-        found: list[RankMemory] = self._receive(list)
-        return found
+        ranks: list[RankMemory] = self._receive(list)
+        return ranks
 
     def micro_batches(self) -> MicroBatchStats | None:
         """What micro-batches have done; None: they are off."""
@@ -213,17 +213,17 @@ def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
         "met",
     ):
         table.add_column(name, justify="right")
-    for one in figures:
-        low, high = one.quarters
+    for row in figures:
+        low, high = row.quarters
         table.add_row(
-            one.load,
-            f"{one.one_rank_ms:.2f}",
-            f"{one.ranks_ms:.2f}",
-            f"{one.ratio:.3f}",
+            row.load,
+            f"{row.one_rank_ms:.2f}",
+            f"{row.ranks_ms:.2f}",
+            f"{row.ratio:.3f}",
             f"{low:.3f} to {high:.3f}",
-            f"{one.quiet_ratio:.3f}",
-            f"{one.goal:.2f}",
-            _met(one.is_met),
+            f"{row.quiet_ratio:.3f}",
+            f"{row.goal:.2f}",
+            _met(row.is_met),
         )
     return table
 
@@ -243,10 +243,10 @@ def _memory_table(memory: Sequence[RankBytes]) -> Table:
         "peak",
     ):
         table.add_column(name, justify="right")
-    for one in memory:
-        before = (one.share, one.own, one.beside, one.private, MEMORY_GOAL)
-        behind = (one.base, one.held["RssFile"], one.held["VmHWM"])
-        table.add_row(str(one.rank), *map(_in_mb, before), _met(one.is_met), *map(_in_mb, behind))
+    for row in memory:
+        before = (row.share, row.own, row.beside, row.private, MEMORY_GOAL)
+        behind = (row.base, row.held["RssFile"], row.held["VmHWM"])
+        table.add_row(str(row.rank), *map(_in_mb, before), _met(row.is_met), *map(_in_mb, behind))
     return table
 
 

@@ -30,20 +30,20 @@ def save_plot(
 
 
 def _draw_ratios(axes: Axes, figures: Sequence[Ratios]) -> None:
-    for at, one in enumerate(figures):
-        low, high = one.quarters
-        axes.bar(at, one.ratio, width=0.6, color="#6baed6")
+    for at, row in enumerate(figures):
+        low, high = row.quarters
+        axes.bar(at, row.ratio, width=0.6, color="#6baed6")
         axes.vlines(at, low, high, color="#08306b")
-        axes.hlines(one.goal, at - 0.4, at + 0.4, color="#d94801")
-    axes.set_xticks(range(len(figures)), [one.load for one in figures])
+        axes.hlines(row.goal, at - 0.4, at + 0.4, color="#d94801")
+    axes.set_xticks(range(len(figures)), [row.load for row in figures])
     axes.set_ylabel("speed, one rank = 1 (line: quarters; red: goal)")
 
 
 def _draw_memory(axes: Axes, memory: Sequence[RankBytes]) -> None:
-    for one in memory:
-        share, beside = one.share / _MB, one.beside / _MB
-        axes.bar(one.rank, share, width=0.6, color="#6baed6")
-        axes.bar(one.rank, beside, width=0.6, bottom=share, color="#fdae6b")
-        axes.hlines(share + MEMORY_GOAL / _MB, one.rank - 0.4, one.rank + 0.4, color="#d94801")
-    axes.set_xticks([one.rank for one in memory], [f"rank {one.rank}" for one in memory])
+    for row in memory:
+        share, beside = row.share / _MB, row.beside / _MB
+        axes.bar(row.rank, share, width=0.6, color="#6baed6")
+        axes.bar(row.rank, beside, width=0.6, bottom=share, color="#fdae6b")
+        axes.hlines(share + MEMORY_GOAL / _MB, row.rank - 0.4, row.rank + 0.4, color="#d94801")
+    axes.set_xticks([row.rank for row in memory], [f"rank {row.rank}" for row in memory])
     axes.set_ylabel("MB: weights and KV, beside them (red: goal)")

@@ -262,10 +262,10 @@ def _time(runner: ModelRunner, step: Step) -> float:
 
 def _memory(rank: int, pid: int) -> RankMemory:
     text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    found = {
+    held = {
         name: int(re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[1]) << 10  # type: ignore[index]
         for name in _MEMORY
     }
     pages = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
     private = re.findall(r"^Private_\w+:\s+(\d+) kB$", pages, re.MULTILINE)
-    return RankMemory(rank, {**found, "Private": sum(map(int, private)) << 10})
+    return RankMemory(rank, {**held, "Private": sum(map(int, private)) << 10})

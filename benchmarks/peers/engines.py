@@ -112,8 +112,8 @@ def runner_environment(
 
 def _cpus_in(text: str) -> set[int]:
     """The CPUs of a kernel's list, such as 0-1,4."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores

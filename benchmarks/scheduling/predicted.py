@@ -44,7 +44,7 @@ class Prediction:
     @property
     def ratios(self) -> list[float]:
         """Predicted over sustained load."""
-        return [one.requests_per_s / self.sustained for one in self.predicted]
+        return [forecast.requests_per_s / self.sustained for forecast in self.predicted]
 
 
 def tasks_for(
@@ -109,13 +109,15 @@ def predicted_at(task: Task, rate: float) -> PredictedCapacity:
 def shape_of(load: Sequence[Arrival]) -> RequestShape:
     """Return the mean lengths of a load."""
     shapes = [each.shape for each in load]
-    num_decodes = sum(one.num_output - 1 for one in shapes)
-    context = sum((one.num_output - 1) * (one.num_input + one.num_output / 2) for one in shapes)
-    prompt = sum(one.num_input for one in shapes) / len(shapes)
-    square = sum(one.num_input**2 for one in shapes) / len(shapes)
+    num_decodes = sum(shape.num_output - 1 for shape in shapes)
+    context = sum(
+        (shape.num_output - 1) * (shape.num_input + shape.num_output / 2) for shape in shapes
+    )
+    prompt = sum(shape.num_input for shape in shapes) / len(shapes)
+    square = sum(shape.num_input**2 for shape in shapes) / len(shapes)
     return RequestShape(
         prompt=prompt,
-        output=sum(one.num_output for one in shapes) / len(shapes),
+        output=sum(shape.num_output for shape in shapes) / len(shapes),
         computed=prompt,
         pairs=square / 2,
         context=context / num_decodes if num_decodes else prompt,
@@ -123,7 +125,7 @@ def shape_of(load: Sequence[Arrival]) -> RequestShape:
     )
 
 
-def prediction_table(found: Sequence[Prediction]) -> Table:
+def prediction_table(predictions: Sequence[Prediction]) -> Table:
     """Return a row for each machine and pair of targets."""
     table = Table(title="Predicted over highest sustained load")
     for name in ("machine", "TTFT / TPOT", "sustained req/s"):
@@ -131,12 +133,12 @@ def prediction_table(found: Sequence[Prediction]) -> Table:
     for share in SHARES:
         table.add_column(f"asked at {share:.0%}", justify="right")
     table.add_column("bound by")
-    for one in found:
+    for prediction in predictions:
         table.add_row(
-            one.machine,
-            f"{one.targets.ttft_ms:g} / {one.targets.tpot_ms:g} ms",
-            f"{one.sustained:.2f}",
-            *(f"{ratio:.2f}" for ratio in one.ratios),
-            *(last.bound_by for last in one.predicted[-1:]),
+            prediction.machine,
+            f"{prediction.targets.ttft_ms:g} / {prediction.targets.tpot_ms:g} ms",
+            f"{prediction.sustained:.2f}",
+            *(f"{ratio:.2f}" for ratio in prediction.ratios),
+            *(last.bound_by for last in prediction.predicted[-1:]),
         )
     return table

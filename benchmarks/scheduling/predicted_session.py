@@ -61,18 +61,21 @@ def run_predict(options: PredictSettings, *, out: Path | None) -> None:
         seed=options.seed,
     )
     tasks = [replace(task, precision=options.precision) for task in tasks]
-    found: list[Prediction] = []
+    measured: list[Prediction] = []
     with status_line() as note:
-        for one in predictions(tasks, num_processes=options.num_processes):
-            found.append(one)
-            note(f"{len(found)}/{len(tasks)}  {one.machine} sustains {one.sustained:.2f} req/s")
-    result_console().print(prediction_table(found), "")
+        for prediction in predictions(tasks, num_processes=options.num_processes):
+            measured.append(prediction)
+            sustained = f"{prediction.machine} sustains {prediction.sustained:.2f} req/s"
+            note(f"{len(measured)}/{len(tasks)}  {sustained}")
+    result_console().print(prediction_table(measured), "")
     if out is not None:
         document = {
             **facts,
             "settings": asdict(options),
             "shares": SHARES,
-            "predictions": [{**asdict(one), "ratios": one.ratios} for one in found],
+            "predictions": [
+                {**asdict(prediction), "ratios": prediction.ratios} for prediction in measured
+            ],
         }
         write_result(out, document, lambda _: None)
 

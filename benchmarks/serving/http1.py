@@ -48,8 +48,8 @@ class ResponseParser:
             self.is_complete = True
 
     def _read_head(self) -> bool:
-        head, found, rest = self._buffer.partition(_END_OF_HEAD)
-        if not found:
+        head, end, rest = self._buffer.partition(_END_OF_HEAD)
+        if not end:
             if len(head) > _MAX_HEAD or not b"HTTP/1.".startswith(head[:7]):
                 raise NotHttp(f"The server does not speak HTTP/1.1; it sent {head[:40]!r}.")
             return False

@@ -22,14 +22,14 @@ def replica_of(session: int) -> int:
     Raises:
         BenchmarkError: there is not exactly one.
     """
-    found = [
-        one.pid
-        for one in session_members(session)
-        if " ".join(command_line(one.pid)).startswith(_TITLE)
+    pids = [
+        process.pid
+        for process in session_members(session)
+        if " ".join(command_line(process.pid)).startswith(_TITLE)
     ]
-    if len(found) != 1:
-        raise BenchmarkError(f"The service has {len(found)} replicas; the soak watches exactly 1.")
-    return found[0]
+    if len(pids) != 1:
+        raise BenchmarkError(f"The service has {len(pids)} replicas; the soak watches exactly 1.")
+    return pids[0]
 
 
 async def read(client: httpx.AsyncClient, metrics_url: str, pid: int) -> dict[str, float]:

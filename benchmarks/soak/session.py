@@ -109,8 +109,8 @@ class _Soak:
         loading = asyncio.create_task(traffic.run(rate, self._settings.duration_s))
         try:
             done, _ = await asyncio.wait([loading, *beside], return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()  # what ends first is the load, or an error
+            for task in done:
+                task.result()  # what ends first is the load, or an error
         finally:
             for task in (loading, *beside):
                 task.cancel()
@@ -125,8 +125,8 @@ class _Soak:
             self._record.samples.append(Sample(at_s, values))
             if at_s - said >= _MAX_SAID_EVERY_S:
                 said = at_s
-                told = ", ".join(f"{name} {value:.0f}" for name, value in values.items())
-                self._console.print(f"{at_s / 60.0:5.1f} min: {told}")
+                line = ", ".join(f"{name} {value:.0f}" for name, value in values.items())
+                self._console.print(f"{at_s / 60.0:5.1f} min: {line}")
             await asyncio.sleep(_SAMPLE_EVERY_S)
 
     async def _change(self, began: float) -> None:
@@ -174,8 +174,11 @@ def _save(record: Record, growths: Sequence[Growth], settings: Settings, out: Pa
             "ends": dict(record.ends),
             "changes_s": record.changes_s,
             "held_at_the_end": record.held_at_the_end,
-            "growth": [{"name": one.name, "early": one.early, "late": one.late} for one in growths],
-            "samples": [{"at_s": one.at_s, **one.values} for one in record.samples],
+            "growth": [
+                {"name": growth.name, "early": growth.early, "late": growth.late}
+                for growth in growths
+            ],
+            "samples": [{"at_s": sample.at_s, **sample.values} for sample in record.samples],
         }
         (out / "soak.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     except OSError as error:

@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 _DPI: Final = 150
 
 
-def save_plot(found: "Sequence[Figures]", file: Path, *, off: str) -> None:
+def save_plot(figures: "Sequence[Figures]", file: Path, *, off: str) -> None:
     """Write a PNG: a picture a workload, a line a method."""
-    workloads = list(dict.fromkeys(one.workload for one in found))
+    workloads = list(dict.fromkeys(row.workload for row in figures))
     # Figure without pyplot: no display, no global state.
     figure = Figure(figsize=(5.0 * len(workloads), 4.0), layout="constrained")
     pictures = figure.subplots(1, len(workloads), squeeze=False, sharey=True)[0]
     for axes, workload in zip(pictures, workloads, strict=True):
         axes.axhline(1.0, color="#636363", linewidth=0.8)
-        for method in dict.fromkeys(one.method for one in found if one.method != off):
-            of_method = [one for one in found if (one.workload, one.method) == (workload, method)]
-            rows = [one.num_rows for one in of_method]
-            axes.plot(rows, [one.ratio for one in of_method], marker="o", label=method)
+        for method in dict.fromkeys(row.method for row in figures if row.method != off):
+            of_method = [row for row in figures if (row.workload, row.method) == (workload, method)]
+            rows = [row.num_rows for row in of_method]
+            axes.plot(rows, [row.ratio for row in of_method], marker="o", label=method)
             axes.fill_between(
                 rows,
-                [min(one.ratios) for one in of_method],
-                [max(one.ratios) for one in of_method],
+                [min(row.ratios) for row in of_method],
+                [max(row.ratios) for row in of_method],
                 alpha=0.15,
             )
         axes.set_xscale("log", base=2)
-        all_rows = sorted({one.num_rows for one in found})
+        all_rows = sorted({row.num_rows for row in figures})
         axes.set_xticks(all_rows, [str(rows) for rows in all_rows])
         axes.set_title(workload, fontsize=10)
         axes.set_xlabel("rows")

@@ -74,7 +74,7 @@ class Figures:
 
 def run_all(settings: Settings, out: Path | None) -> list[Figures]:
     """Measure, print, and write after each case, so that what was measured is kept."""
-    console, found = Console(), list[Figures]()
+    console, figures = Console(), list[Figures]()
     folder = _make_model(settings, console)
     models = _load(settings, folder, console)
     with ExitStack() as stack:
@@ -101,11 +101,11 @@ def run_all(settings: Settings, out: Path | None) -> list[Figures]:
                 sides: list[Side | PeerSide] = [*own, *(peers if num_rows == 1 else ())]
                 of_case = list(_measure(settings, sides, workload, num_rows, console))
                 console.print(_table(of_case))
-                found += of_case
-                _write(settings, found, out)
+                figures += of_case
+                _write(settings, figures, out)
     if out is not None:
         console.print(f"Figures: {out}, {out.with_suffix('.png')}")
-    return found
+    return figures
 
 
 def _make_model(settings: Settings, console: Console) -> Path:
@@ -186,26 +186,26 @@ def _batches(batches: Iterator[list[Request]]) -> Iterator[Sequence[Request]]:
     raise BenchmarkError("There are no more questions; lower --rounds or --rows.")
 
 
-def _table(found: Sequence[Figures]) -> Table:
+def _table(figures: Sequence[Figures]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "rows", "method", "tokens/s", "off = 1", "goal", "right", "as off"):
         table.add_column(column, justify="left" if column in {"workload", "method"} else "right")
-    for one in found:
-        goal = LEAST if one.method == "auto" else GOALS.get((one.method, one.num_rows))
+    for row in figures:
+        goal = LEAST if row.method == "auto" else GOALS.get((row.method, row.num_rows))
         table.add_row(
-            one.workload,
-            str(one.num_rows),
-            one.method,
-            f"{one.tokens_per_s:.1f}",
-            f"{one.ratio:.2f}",
+            row.workload,
+            str(row.num_rows),
+            row.method,
+            f"{row.tokens_per_s:.1f}",
+            f"{row.ratio:.2f}",
             "" if goal is None else f"{goal:g}",
-            "" if one.accepted is None else f"{100 * one.accepted:.0f} %",
-            f"{100 * one.same_tokens:.0f} %",
+            "" if row.accepted is None else f"{100 * row.accepted:.0f} %",
+            f"{100 * row.same_tokens:.0f} %",
         )
     return table
 
 
-def _write(settings: Settings, found: Sequence[Figures], out: Path | None) -> None:
+def _write(settings: Settings, figures: Sequence[Figures], out: Path | None) -> None:
     if out is None:
         return
     from benchmarks.speculation.plot import save_plot  # noqa: PLC0415  # matplotlib is slow
@@ -213,6 +213,6 @@ def _write(settings: Settings, found: Sequence[Figures], out: Path | None) -> No
     write_figures(
         out,
         settings=asdict(settings) | {"models": None, "peers": sorted(settings.peers)},
-        figures=[asdict(one) for one in found],
+        figures=[asdict(row) for row in figures],
     )
-    save_plot(found, out.with_suffix(".png"), off=OFF)
+    save_plot(figures, out.with_suffix(".png"), off=OFF)

@@ -126,8 +126,8 @@ class Side:
     def accepted_share(self) -> float | None:
         """Return the share of drafts that were right so far; None: there was none."""
         drafts = self._engine.stats().drafts.values()
-        drafted = sum(one.num_drafted for one in drafts)
-        return sum(one.num_accepted for one in drafts) / drafted if drafted else None
+        drafted = sum(each.num_drafted for each in drafts)
+        return sum(each.num_accepted for each in drafts) / drafted if drafted else None
 
     def close(self) -> None:
         """End what computes."""

@@ -100,9 +100,9 @@ def _build(module: Module, tell: Tell, draft: Path) -> None:
 
 def _copy(module: Module, draft: Path) -> None:
     """Keep what the module cache may one day not have any more."""
-    found = _go("list", "-m", "-f", "{{.Dir}}", module.source, module=module).strip()
+    folder = _go("list", "-m", "-f", "{{.Dir}}", module.source, module=module).strip()
     for source, target in module.copies.items():
-        shutil.copytree(Path(found) / source, draft / target, copy_function=shutil.copyfile)
+        shutil.copytree(Path(folder) / source, draft / target, copy_function=shutil.copyfile)
         (draft / target).chmod(0o755)
 
 

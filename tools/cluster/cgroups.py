@@ -45,8 +45,8 @@ def find_hierarchies() -> list[Hierarchy]:
     """
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
     groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    found = parse_hierarchies(mounts, groups)
-    first = [one for one in found if one.version == 1] or found
+    hierarchies = parse_hierarchies(mounts, groups)
+    first = [hierarchy for hierarchy in hierarchies if hierarchy.version == 1] or hierarchies
     if not first:
         raise Unavailable("no cgroup hierarchy is mounted below /sys/fs/cgroup")
     return first
@@ -55,7 +55,7 @@ def find_hierarchies() -> list[Hierarchy]:
 def parse_hierarchies(mountinfo: str, groups: str) -> list[Hierarchy]:
     """Read /proc/self/mountinfo and /proc/self/cgroup; duplicates of a mount are skipped."""
     paths = dict(line.split(":", 2)[1:] for line in groups.splitlines())
-    found: dict[str, Hierarchy] = {}
+    by_options: dict[str, Hierarchy] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         root, mounted_at = before.split()[3:5]
@@ -63,19 +63,19 @@ def parse_hierarchies(mountinfo: str, groups: str) -> list[Hierarchy]:
         if kind == "cgroup2":
             options = ""
         elif kind == "cgroup":
-            options = next((one for one in paths if _is_of(one, super_options)), "")
+            options = next((each for each in paths if _is_of(each, super_options)), "")
         else:
             continue
-        if options in found or options not in paths:
+        if options in by_options or options not in paths:
             continue
         below = paths[options].removeprefix("" if root == "/" else root).lstrip("/")
-        found[options] = Hierarchy(
+        by_options[options] = Hierarchy(
             version=2 if kind == "cgroup2" else 1,
             mounted_at=Path(mounted_at),
             options=options,
             own=Path(mounted_at) / below,
         )
-    return list(found.values())
+    return list(by_options.values())
 
 
 def _is_of(controllers: str, super_options: str) -> bool:
@@ -84,7 +84,7 @@ def _is_of(controllers: str, super_options: str) -> bool:
 
 def plan(hierarchies: Iterable[Hierarchy], name: str) -> tuple[Path, ...]:
     """The folders that `create` will make."""
-    return tuple(_parent(one) / name for one in hierarchies)
+    return tuple(_parent(hierarchy) / name for hierarchy in hierarchies)
 
 
 def _parent(hierarchy: Hierarchy) -> Path:
@@ -128,11 +128,11 @@ def mount_view(hierarchies: Iterable[Hierarchy], target: Path) -> None:
         _free_the_root(target)
         return
     kernel.mount("cgroup", target, "tmpfs", data="mode=755")
-    for one in ones:
-        folder = target / one.options.removeprefix("name=")
+    for hierarchy in ones:
+        folder = target / hierarchy.options.removeprefix("name=")
         folder.mkdir()
-        kernel.mount("cgroup", folder, "cgroup", data=_mount_options(one.options))
-        controllers = one.options.split(",")
+        kernel.mount("cgroup", folder, "cgroup", data=_mount_options(hierarchy.options))
+        controllers = hierarchy.options.split(",")
         for controller in controllers if len(controllers) > 1 else ():
             (target / controller).symlink_to(folder.name)
 

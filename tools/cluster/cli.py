@@ -73,10 +73,10 @@ def up(
 ) -> None:
     """Start a cluster, and say how to reach it; the first time builds its parts."""
     with _errors_in_words(), exit_on_signals():
-        found = Cluster.find(name)
-        if found:
+        running = Cluster.find(name)
+        if running:
             out.print(f"Cluster {name} is up already.")
-            _say_how_to_use(found)
+            _say_how_to_use(running)
             return
         mounts = _parse_mounts(mount or ())
         with Progress(verbose=verbose) as progress:
@@ -107,21 +107,21 @@ def down(
         out.print(f"There is no cluster {name}.")
         return
     with _errors_in_words(), Progress(verbose=False) as progress:
-        for one in registry.names() if everything else [name]:
-            with progress.phase(f"end cluster {one}"):
-                registry.end(one)
+        for ended in registry.names() if everything else [name]:
+            with progress.phase(f"end cluster {ended}"):
+                registry.end(ended)
 
 
 @app.command(epilog="[bold]Examples[/bold]\n\npython -m tools.cluster status")
 def status() -> None:
     """Show the clusters of this user and their parts."""
     with _errors_in_words():
-        found = registry.names()
-        if not found:
+        names = registry.names()
+        if not names:
             out.print("No cluster runs; start one with: python -m tools.cluster up")
             return
         table = Table("cluster", "part", "state", "pid on the node", "memory", box=None)
-        for name in found:
+        for name in names:
             for row in _rows(name):
                 table.add_row(*row)
         out.print(table)
@@ -188,14 +188,14 @@ def _errors_in_words() -> Iterator[None]:
 
 
 def _find(name: str) -> Cluster:
-    found = Cluster.find(name)
-    if found is None:
+    cluster = Cluster.find(name)
+    if cluster is None:
         there = ", ".join(cluster.name for cluster in Cluster.all()) or "none"
         raise ClusterError(
             f"no cluster {name} runs (running: {there}); start it with:"
             f" python -m tools.cluster up --name {name}"
         )
-    return found
+    return cluster
 
 
 def _parse_mounts(texts: Sequence[str]) -> dict[Path, str]:
@@ -243,11 +243,11 @@ def _say_how_to_use(cluster: Cluster) -> None:
 
 def _rows(name: str) -> list[tuple[str, str, str, str, str]]:
     phase = registry.phase_of(name)
-    found = Cluster.find(name)
-    if phase is not Phase.READY or found is None:
+    cluster = Cluster.find(name)
+    if phase is not Phase.READY or cluster is None:
         return [(name, "", f"{phase or 'gone'}", "", "")]
     rows = [
         (name, part, status.state, str(status.pid), f"{status.resident_bytes / _MIB:.0f} MiB")
-        for part, status in found.parts().items()
+        for part, status in cluster.parts().items()
     ]
-    return [*rows, (name, "all", str(phase), "", f"{found.memory() / _MIB:.0f} MiB")]
+    return [*rows, (name, "all", str(phase), "", f"{cluster.memory() / _MIB:.0f} MiB")]

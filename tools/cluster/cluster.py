@@ -88,7 +88,7 @@ class Cluster:
     @classmethod
     def all(cls) -> list[Self]:
         """Every cluster of this user that is ready."""
-        return [found for name in registry.names() if (found := cls.find(name))]
+        return [cluster for name in registry.names() if (cluster := cls.find(name))]
 
     def stop(self) -> None:
         """End it, and all that it held."""
@@ -242,7 +242,9 @@ def _check_name(name: str) -> None:
 def _live_folders() -> tuple[str, ...]:
     """Folders that change during a cluster, or must exist: checkout, interpreter, venv, cache."""
     folders = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), cache().folder]
-    below = [folder for folder in (one.resolve() for one in folders) if _is_below_the_top(folder)]
+    below = [
+        folder for folder in (folder.resolve() for folder in folders) if _is_below_the_top(folder)
+    ]
     return tuple(dict.fromkeys(map(str, below)))
 
 

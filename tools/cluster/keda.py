@@ -50,9 +50,9 @@ def install(cluster: Cluster, progress: Progress = SILENT) -> None:
     """
     built = build_modules(cache(), progress, (KEDA,))
     with progress.phase("install KEDA"):
-        found, programs = images(), built.programs
+        by_name, programs = images(), built.programs
         for name, program in ((_OPERATOR, "keda"), (_SERVER, _SERVER)):
-            cluster.import_image(pack_program(cache(), found[name], programs[program]))
+            cluster.import_image(pack_program(cache(), by_name[name], programs[program]))
         config = built.folders[KEDA.name] / "config"
         apply_kinds(cluster, config / "crd/bases")
         apply(cluster, documents(config))
@@ -62,11 +62,11 @@ def install(cluster: Cluster, progress: Progress = SILENT) -> None:
 
 def documents(config: Path) -> list[dict[str, Any]]:
     """The documents of the module's `config`, with images of ours."""
-    found = load(*(config / name for name in _FILES))
-    for document in found:
+    documents = load(*(config / name for name in _FILES))
+    for document in documents:
         if document["kind"] == "Deployment":
             _adapt(document)
-    return found
+    return documents
 
 
 def _adapt(deployment: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ def linker_flags(module: Module, version: str) -> str:
     """Small programs that say which version they are."""
     major, _, rest = version.removeprefix("v").partition(".")
     minor = rest.partition(".")[0]
-    stamps = [one.format(version=version, major=major, minor=minor) for one in module.stamps]
+    stamps = [stamp.format(version=version, major=major, minor=minor) for stamp in module.stamps]
     return " ".join(["-s", "-w", *stamps])
 
 

@@ -88,10 +88,10 @@ def operator(folder: Path) -> list[dict[str, Any]]:
 
 
 def _use_images(deployment: dict[str, Any]) -> None:
-    found = images()
+    by_program = images()
     container = deployment["spec"]["template"]["spec"]["containers"][0]
-    container["image"] = found[_OPERATOR].reference
-    reloader = found["prometheus-config-reloader"].reference
+    container["image"] = by_program[_OPERATOR].reference
+    reloader = by_program["prometheus-config-reloader"].reference
     # No flag for the kubelet's endpoints: nothing here scrapes the kubelet.
     container["args"] = [f"--prometheus-config-reloader={reloader}"]
     container["resources"] = _LITTLE

@@ -105,7 +105,7 @@ class Parts:
 
     def _command(self, name: str) -> Sequence[str]:
         if name not in self._commands:
-            parts = ", ".join(one for one in self._commands if not self._is_job(one))
+            parts = ", ".join(command for command in self._commands if not self._is_job(command))
             raise ClusterError(f"there is no part {name}; the parts are {parts}")
         return self._commands[name]
 

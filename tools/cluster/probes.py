@@ -61,7 +61,10 @@ class Api:
         if body is None:
             return False
         conditions: list[dict[str, Any]] = json.loads(body)["status"].get("conditions", [])
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in conditions
+        )
 
     def _get(self, path: str) -> bytes | None:
         connection = http.client.HTTPSConnection(

@@ -105,12 +105,12 @@ def draw_board(
     ]
     grid = [*figure.subplots(len(rows), _COLUMNS, squeeze=False, height_ratios=heights).flat]
     for axes, panel in zip(grid, drawn, strict=False):
-        found = [
-            one
+        series = [
+            line
             for query in panel_queries(name, panel, values)
-            for one in ask(prometheus, query, shown)
+            for line in ask(prometheus, query, shown)
         ]
-        _draw_panel(axes, panel, found, shown)
+        _draw_panel(axes, panel, series, shown)
         if panel["type"] != "stat":
             for moment in marks:
                 axes.axvline(_moment(moment), color="tab:blue", linewidth=0.3, alpha=0.4)
@@ -140,11 +140,11 @@ def ask(prometheus: httpx.Client, query: BoardQuery, shown: DrawnTime) -> list[S
     answer.raise_for_status()
     return [
         (
-            legend_of(query.legend, one["metric"]),
-            [float(moment) for moment, _ in one["values"]],
-            [float(value) for _, value in one["values"]],
+            legend_of(query.legend, result["metric"]),
+            [float(moment) for moment, _ in result["values"]],
+            [float(value) for _, value in result["values"]],
         )
-        for one in answer.json()["data"]["result"]
+        for result in answer.json()["data"]["result"]
     ]
 
 
@@ -156,22 +156,22 @@ def legend_of(form: str, labels: Mapping[str, str]) -> str:
 
 
 def _draw_panel(
-    axes: Axes, panel: Mapping[str, Any], found: list[Series], shown: DrawnTime
+    axes: Axes, panel: Mapping[str, Any], series: list[Series], shown: DrawnTime
 ) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     colors = _colors(panel)
     factor, unit = _UNITS.get(defaults.get("unit", ""), (1, ""))
     axes.set_title(panel["title"] + (f" [{unit}]" if unit else ""), fontsize=9)
     if panel["type"] == "stat":
-        _draw_stat(axes, found, factor, unit, defaults.get("thresholds"))
+        _draw_stat(axes, series, factor, unit, defaults.get("thresholds"))
         return
     is_stacked = (defaults.get("custom") or {}).get("stacking", {}).get("mode") == "normal"
     below: dict[float, float] = {}
-    for name, times, values in found:
+    for name, times, values in series:
         scaled = [factor * value for value in values]
-        moments = [_moment(one) for one in times]
+        moments = [_moment(moment) for moment in times]
         if is_stacked:
-            floor = [below.get(one, 0.0) for one in times]
+            floor = [below.get(moment, 0.0) for moment in times]
             top = [low + value for low, value in zip(floor, scaled, strict=True)]
             below.update(zip(times, top, strict=True))
             axes.fill_between(
@@ -186,7 +186,7 @@ def _draw_panel(
     )
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
-    if 0 < len(found) <= _MAX_LEGEND and any(name for name, _, _ in found):
+    if 0 < len(series) <= _MAX_LEGEND and any(name for name, _, _ in series):
         axes.legend(fontsize=6, loc="best")
 
 
@@ -212,13 +212,13 @@ def _colors(panel: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
 
 def _draw_stat(
     axes: Axes,
-    found: list[Series],
+    series: list[Series],
     factor: float,
     unit: str,
     thresholds: Mapping[str, Any] | None,
 ) -> None:
     axes.set_axis_off()
-    last = [values[-1] for _, _, values in found if values]
+    last = [values[-1] for _, _, values in series if values]
     text = ", ".join(f"{factor * value:.3g} {unit}".strip() for value in last) or "–"
     steps = thresholds["steps"] if thresholds and last else []
     passed = [step["color"] for step in steps if step["value"] is None or last[0] >= step["value"]]

@@ -37,7 +37,7 @@ def documents() -> dict[str, dict[str, Any]]:
 
 def panels(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the panels of a dashboard that have queries."""
-    return [one for one in document["panels"] if one.get("targets")]
+    return [panel for panel in document["panels"] if panel.get("targets")]
 
 
 def panel_queries(
@@ -58,22 +58,26 @@ def annotation_queries(
     name: str, document: Mapping[str, Any], values: Mapping[str, str]
 ) -> Iterator[BoardQuery]:
     """Yield the queries of annotations."""
-    for one in document["annotations"].get("list", ()):
-        yield BoardQuery(board=name, place=one["name"], expr=filled(one["expr"], values))
+    for annotation in document["annotations"].get("list", ()):
+        yield BoardQuery(
+            board=name, place=annotation["name"], expr=filled(annotation["expr"], values)
+        )
 
 
 def variable_queries(
     name: str, document: Mapping[str, Any], values: Mapping[str, str]
 ) -> Iterator[BoardQuery]:
     """Yield the queries that fill variables."""
-    for one in document["templating"]["list"]:
-        if one["type"] != "query":
+    for variable in document["templating"]["list"]:
+        if variable["type"] != "query":
             continue
-        match = _LABEL_VALUES.fullmatch(one["query"]["query"])
+        match = _LABEL_VALUES.fullmatch(variable["query"]["query"])
         if match is None:
-            raise ValueError(f"variable {one['name']}: {one['query']} is not label_values(…, …)")
+            raise ValueError(
+                f"variable {variable['name']}: {variable['query']} is not label_values(…, …)"
+            )
         expr = filled(match["series"], values)
-        yield BoardQuery(board=name, place=one["name"], expr=expr, label=match["label"])
+        yield BoardQuery(board=name, place=variable["name"], expr=expr, label=match["label"])
 
 
 def filled(expr: str, values: Mapping[str, str]) -> str:

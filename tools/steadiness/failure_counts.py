@@ -29,15 +29,15 @@ class FailureCounts:
         """Add a run; a test that failed twice in it, as in its call and its end, counts once."""
         self.num_runs += 1
         for failure in outcomes.failures:
-            found = self.failing.setdefault(failure.node_id, Failing(reason=failure.reason))
-            if seed not in found.seeds:
-                found.seeds.append(seed)
+            failing = self.failing.setdefault(failure.node_id, Failing(reason=failure.reason))
+            if seed not in failing.seeds:
+                failing.seeds.append(seed)
 
     def lines(self) -> Iterator[str]:
         """Yield the tests that failed, the most frequent first, with reason and seeds."""
         often = sorted(self.failing.items(), key=lambda item: (-len(item[1].seeds), item[0]))
-        for node_id, found in often:
-            yield f"failed {len(found.seeds)} of {self.num_runs}: {node_id}"
-            yield f"       {found.reason[:_LINE]}"
-            yield f"       seeds {', '.join(map(str, found.seeds))}"
+        for node_id, failing in often:
+            yield f"failed {len(failing.seeds)} of {self.num_runs}: {node_id}"
+            yield f"       {failing.reason[:_LINE]}"
+            yield f"       seeds {', '.join(map(str, failing.seeds))}"
         yield f"{len(often)} tests failed in {self.num_runs} runs"

@@ -42,8 +42,8 @@ def report(parts: Sequence[Part]) -> Iterator[str]:
 
 def _row(part: Part) -> str:
     minutes, seconds = divmod(round(part.seconds), 60)
-    found = part.outcomes
-    counts = f"{found.passed:9}{len(found.failures):9}{found.skipped:9}"
+    outcomes = part.outcomes
+    counts = f"{outcomes.passed:9}{len(outcomes.failures):9}{outcomes.skipped:9}"
     return f"{part.name:24}{minutes:5}:{seconds:02}{counts}"
 
 
