@@ -37,6 +37,12 @@ class Work:
         return tuple(each + (number < left) for number in range(self.num_prompts))
 
     @property
+    def in_words(self) -> str:
+        """For the progress."""
+        prompts = "one prompt" if self.num_prompts == 1 else f"{self.num_prompts} prompts"
+        return f"{self.num_tokens:,} tokens, {prompts}"
+
+    @property
     def num_sums(self) -> int:
         """Sums of a whole step that have all tokens: one of the embedding, and two a layer.
 
@@ -73,10 +79,8 @@ class Case:
     @property
     def name(self) -> str:
         """For the progress."""
-        work = self.work
-        prompts = "one prompt" if work.num_prompts == 1 else f"{work.num_prompts} prompts"
         link = "loopback" if self.share is None else f"{self.share:.0%}"
-        return f"{work.num_tokens:,} tokens, {prompts}, {link}"
+        return f"{self.work.in_words}, {link}"
 
     def seconds(self, compute_s: float) -> float:
         """Return the seconds of the case, where a step computes for so long."""
@@ -141,16 +145,19 @@ def fitting(
         compute_s: Seconds that a step of each takes to compute.
         budget_s: The time.
     """
-    taken, left_out, seconds = [], [], 0.0
+    taken: list[Case] = []
+    left_out: list[Case] = []
     for case in cases:
-        needed = case.seconds(compute_s[case.work])
-        if seconds + needed <= budget_s:
-            taken.append(case)
-            seconds += needed
-        else:
-            left_out.append(case)
+        is_taken = seconds_of([*taken, case], compute_s) <= budget_s
+        (taken if is_taken else left_out).append(case)
     taken.sort(key=lambda case: (case.work.num_layers, case.work.num_tokens, case.work.num_prompts))
     return taken, left_out
+
+
+def seconds_of(cases: Sequence[Case], compute_s: dict[Work, float]) -> float:
+    """Return what cases take together, the two steps that warm each work up included."""
+    warm_up_s = fsum(2.0 * compute_s[work] for work in {case.work for case in cases})
+    return warm_up_s + fsum(case.seconds(compute_s[case.work]) for case in cases)
 
 
 def rate_for(work: Work, seconds: float) -> float:

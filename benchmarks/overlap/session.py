@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.overlap.cases import Case, Work, fitting, grid, rate_for
+from benchmarks.overlap.cases import Case, Work, fitting, grid, rate_for, seconds_of
 from benchmarks.overlap.figures import CaseFigures, Timed
 from benchmarks.overlap.link import LOOPBACK_ENDS, ShapedLink, link_or_none
 from benchmarks.overlap.pair import RankPair
@@ -114,15 +114,15 @@ class _Session:
         budget_s = settings.minutes * 60 or inf
         taken, left_out = fitting(cases, compute_s, budget_s)
         if not taken:
-            shortest = min(case.seconds(compute_s[case.work]) for case in cases)
+            shortest = min(seconds_of([case], compute_s) for case in cases)
             raise BenchmarkError(
                 f"No case takes less than {shortest / 60:.0f} minutes here; give --minutes more, "
                 "or --tokens or --layers less."
             )
-        total_s = sum(case.seconds(compute_s[case.work]) for case in taken)
+        total_s = seconds_of(taken, compute_s)
         say(f"{len(taken)} cases take about {total_s / 60:.0f} minutes on this machine.")
         if left_out:
-            rest_s = sum(case.seconds(compute_s[case.work]) for case in left_out)
+            rest_s = seconds_of(left_out, compute_s)
             names = "; ".join(case.name for case in left_out)
             say(
                 f"Left out for --minutes {settings.minutes:g}, as they would take "
@@ -136,7 +136,21 @@ class _Session:
             group = list(of_model)
             self._build(num_layers, max(case.work.num_tokens for case in group))
             for case in group:
+                if case.work not in self._compute_s:
+                    self._warm_up(case.work)
                 yield self._measure(case)
+
+    def _warm_up(self, work: Work) -> None:
+        """Have steps of both kinds take their memory, and learn what a whole one computes.
+
+        What the kernel clears for the first cut step would count as the halves' computation, and
+        the first share be aimed at by what small steps have taken.
+        """
+        self._note(f"{work.in_words}: warming up")
+        if self._link is not None:
+            self._link.set_rate(_FAST)
+        self._pair.compute(work, is_cut=True)
+        self._compute_s[work] = self._pair.compute(work, is_cut=False).overlap.compute_s
 
     def _measure(self, case: Case) -> CaseFigures:
         rate = self._set_rate(case)
@@ -178,11 +192,7 @@ class _Session:
         work = Work(num_tokens=_CALIBRATED_TOKENS, num_prompts=1, num_layers=num_layers)
         self._note("small steps, to know this machine")
         self._build(num_layers, work.num_tokens)
-        if self._link is not None:
-            self._link.set_rate(_FAST)
-        # The first step of a process takes memory, which the kernel has to clear.
-        self._pair.compute(work, is_cut=False)
-        self._compute_s[work] = self._pair.compute(work, is_cut=False).overlap.compute_s
+        self._warm_up(work)
         self._s_per_operation = self._compute_s[work] / work.operations
         case = Case(work=work, share=1.0, repeats=1)
         if self._set_rate(case) is not None:

@@ -1,6 +1,7 @@
 """Steps to hand over: made by the engine's own scheduler and runner, with logits by chance."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -62,6 +63,10 @@ class _Recorder:
     def begin(self, batch: FlatBatch) -> Computed:
         """Note the batch."""
         return Computed(self.forward(batch))
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return none of its own."""
+        return nullcontext()
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Note the batch; return logits by chance."""

@@ -107,6 +107,18 @@ def test_blocks_go_out_and_come_back_by_copies_without_a_wait(on_device: Run) ->
     assert set(waits) == {TOKENS}
 
 
+def test_chunks_that_yield_nothing_are_waited_for_at_their_end(on_device: Run) -> None:
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    split_fuse = MIX.split_fuse.model_copy(update={"split_chunk_tokens": 16})
+    schedule = ASYNC["schedule"].model_copy(update={"split_fuse": split_fuse})
+
+    waits = compare(on_device, {"one token": params}, schedule=schedule)
+
+    assert set(waits) == {TOKENS}
+    # More than steps can yield.
+    assert waits[TOKENS] > QUESTIONS
+
+
 def test_a_chunk_that_is_scored_and_yields_nothing_is_computed(on_device: Run) -> None:
     schedule = ScheduleConfig(
         template_type="Mix",

@@ -240,6 +240,18 @@ async def ill_health(engine: AsyncEngine) -> str:
         await asyncio.sleep(0.1)
 
 
+async def cause_of_killed(engine: AsyncEngine, rank: int) -> str:
+    """Kill a rank; return what those are told who ask from then on."""
+    try:
+        assert await answer(engine, "before", 0, PARAMS["greedy"])
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(ReplicaLost) as raised:
+            await asyncio.wait_for(answer_for_ever(engine), HANG_S)
+        return str(raised.value)
+    finally:
+        await engine.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tp2", "tp2-pp2"])
 def test_a_killed_rank_ends_the_replica_and_none_is_left(name: str) -> None:
@@ -247,17 +259,7 @@ def test_a_killed_rank_ends_the_replica_and_none_is_left(name: str) -> None:
     engine = engine_of(parallelism=ParallelismConfig(**SHAPES[name]))
     ranks = sorted(children() - before)
 
-    async def lose() -> str:
-        try:
-            assert await answer(engine, "before", 0, PARAMS["greedy"])
-            os.kill(ranks[-1], signal.SIGKILL)
-            with pytest.raises(ReplicaLost) as raised:
-                await asyncio.wait_for(answer_for_ever(engine), HANG_S)
-            return str(raised.value)
-        finally:
-            await engine.stop()
-
-    cause = asyncio.run(lose())
+    cause = asyncio.run(cause_of_killed(engine, ranks[-1]))
 
     assert "was ended by SIGKILL" in cause
     assert all(map(has_ended, ranks))

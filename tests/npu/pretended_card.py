@@ -5,11 +5,14 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.npu.availability import VISIBLE_VARIABLE
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.npu.runtime import NpuOnCpu
+from tests.pretended_device.ranks import WAITS, begin_device_of_rank
 
 CARD = Path(os.environ.get("PRETENDED_CARD", "/dev/davinci0"))
 """Device file that a device plug-in gives to a container."""
@@ -36,6 +39,9 @@ class NpuRuntime(NpuOnCpu):
             raise ConfigError(f"device npu needs a card, and there is no {CARD}")
         super().__init__()
         operators_for_good()
+        if WAITS in os.environ:
+            begin_device_of_rank()
+            self.device = torch.device(self.name, 0)
 
     def facts(self) -> DeviceFacts:
         """Name the card that Ray has given to this process."""

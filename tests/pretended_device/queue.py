@@ -54,22 +54,32 @@ class Queue:
 
     waits: Counter[str] = field(default_factory=Counter)
     """Times that the host has waited: by the function of the product that did."""
-    _copies: list[_Copy] = field(default_factory=list)
-    _begun: int = 0
-    """Copies that were begun."""
+    _copies: list[tuple[int, _Copy]] = field(default_factory=list)
+    """Those that are late, with their places."""
+    _place: int = 0
+    """Of the last copy or mark."""
+    _done: int = 0
+    """Up to this place the host knows all to be done."""
     _lock: Any = field(default_factory=RLock)
 
     def wait(self, until: int | None = None) -> None:
-        """Have the host wait; see `mark`. None: for all that is queued."""
+        """Have the host wait, unless it has for something behind it; see `mark`.
+
+        None: for all that is queued.
+        """
         with self._lock:
+            if until is not None and until <= self._done:
+                return
             self.waits[_waiting()] += 1
-            until = self._begun if until is None else until
-            while self._begun - len(self._copies) < until:
-                self._copies.pop(0).finish()
+            self._done = self._place if until is None else until
+            while self._copies and self._copies[0][0] <= self._done:
+                self._copies.pop(0)[1].finish()
 
     def mark(self) -> int:
-        """Return the point behind all that is queued now."""
-        return self._begun
+        """Return the place behind all that is queued now."""
+        with self._lock:
+            self._place += 1
+            return self._place
 
     def copy_to_host(self, host: Tensor, values: Tensor) -> None:
         """Begin a copy: until the host has waited, it finds nonsense."""
@@ -86,13 +96,12 @@ class Queue:
 
     def _begin(self, copy: _Copy) -> None:
         with self._lock:
-            self._copies.append(copy)
-            self._begun += 1
+            self._copies.append((self.mark(), copy))
 
     def _queued_values(self, host: Tensor) -> Tensor | None:
         """Return what earlier copies of the queue will have put there; None: nothing."""
         with self._lock:
-            for copy in reversed(self._copies):
+            for _, copy in reversed(self._copies):
                 if isinstance(copy, _ToHost) and copy.host.data_ptr() == host.data_ptr():
                     return copy.values.view_as(host).clone()
         return None

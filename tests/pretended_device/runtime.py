@@ -25,15 +25,15 @@ class NpuOnDevice(NpuOnCpu):
 
 
 @contextmanager
-def engines_on_device() -> Iterator[None]:
-    """Let engines of this process compute on the device meanwhile."""
-    backends = {"cpu": f"{__name__}:{NpuOnDevice.__name__}"}
-    with operators_on_cpu(), _tiles(), any_size(), patch.dict(BACKENDS, backends):
+def engines_on_device(name: str = "cpu") -> Iterator[None]:
+    """Let engines of this process that ask for a device of that name compute on this one."""
+    backends = {name: f"{__name__}:{NpuOnDevice.__name__}"}
+    with operators_on_cpu(), tiles(), any_size(), patch.dict(BACKENDS, backends):
         yield
 
 
 @contextmanager
-def _tiles() -> Iterator[None]:
+def tiles() -> Iterator[None]:
     """Take each layout for the plain one."""
     library: Any = torch.library.Library(NAME, "FRAGMENT")  # type: ignore[no-untyped-call]
     if not hasattr(torch.ops.npu, _CAST):

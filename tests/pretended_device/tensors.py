@@ -9,6 +9,7 @@ counts that.
 Torch has one such device, for good: `install` is for a process of its own.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -79,16 +80,43 @@ class DeviceTensor(Tensor):
 class Event:
     """A point in the queue; like `torch.Event`."""
 
-    def __init__(self, _: torch.device) -> None:
-        self._until = 0
+    def __init__(self, _: torch.device, *, enable_timing: bool = False) -> None:
+        self._until, self._at_s = 0, 0.0
+        self._has_time = enable_timing
 
-    def record(self) -> None:
+    def record(self, _: "Stream | None" = None) -> None:
         """Set it behind all that is queued."""
-        self._until = QUEUE.mark()
+        self._until, self._at_s = QUEUE.mark(), time.perf_counter()
 
     def synchronize(self) -> None:
         """Wait for what is before it."""
         QUEUE.wait(self._until)
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Return milliseconds until `end`."""
+        if not self._has_time or not end._has_time:
+            raise DeviceError("an event without time is asked for it")
+        return (end._at_s - self._at_s) * 1e3
+
+
+class Stream:
+    """All there are: work is done when it is queued, and nothing has to wait for it."""
+
+    def __init__(self, _: torch.device) -> None:
+        """Make one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Go on in the one before."""
+
+    def wait_event(self, _: Event) -> None:
+        """Go on."""
+
+    def synchronize(self) -> None:
+        """Wait for all that is queued."""
+        QUEUE.wait()
 
 
 def install() -> None:
@@ -100,6 +128,8 @@ def install() -> None:
     for func in _NOT_BY_FALLBACK:
         of_torch.impl(func.name(), partial(_dispatch, func), "PrivateUse1")
     torch.Event = Event  # type: ignore[assignment,misc]
+    torch.Stream = Stream  # type: ignore[assignment,misc]
+    torch.accelerator.current_stream = Stream  # type: ignore[assignment]
     for name in ("empty", "zeros"):
         setattr(torch, name, partial(_made, getattr(torch, name)))
     Tensor.pin_memory = _pinned_copy  # type: ignore[assignment,method-assign]

@@ -143,7 +143,11 @@ AREAS: Final = (
     Area(
         name="npu-ranks",
         holds="Ranks on pretended cards: their tokens, their faults, and their pods on Kubernetes",
-        paths=("e2e/kubernetes/test_npu.py", "integration/test_npu_ranks.py"),
+        paths=(
+            "e2e/kubernetes/test_npu.py",
+            "integration/test_npu_rank_hosts.py",
+            "integration/test_npu_ranks.py",
+        ),
         code=(
             "engine/tandem_engine/device",
             "engine/tandem_engine/parallel",

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
-from tandem_engine.device.host_memory import HostInts, ints_to_device
+from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.top_logits import ALL_LOGITS
@@ -34,6 +36,8 @@ class FlatBatch:
 
     token_ids: Tensor
     """int64 [tokens]"""
+    host_token_ids: npt.NDArray[np.int64] | None = None
+    """[tokens]: as the host knows them, PADDING where one is fed; None: on ranks other than 0."""
     attention: AttentionMetadata
     """Positions, slots and blocks of the tokens."""
     yield_at: HostInts
@@ -44,6 +48,8 @@ class FlatBatch:
     """Sequence id → its drafts; a row without one has one yielding position."""
     fed: "Feed | None" = None
     """Tokens that the step before this one yields; None: all are known."""
+    sampled: Tensor | None = None
+    """int64: all tokens of that step, once they are fed; None: it has failed, or none are fed."""
     sequence_ids: Sequence[str] = ()
     """The rows, in their order here, for an executor that hands them on."""
     block_tables: Sequence[Sequence[int]] = ()
@@ -58,6 +64,16 @@ class FlatBatch:
     num_top: int = ALL_LOGITS
     """Largest logits of each rank's share that are sampled from; ALL_LOGITS: all of them."""
 
+    def feed_in(self, sampled: Tensor | None) -> None:
+        """Complete the tokens by those of the step before.
+
+        Args:
+            sampled: Its tokens; None: it has failed, and with it the rows that wait for them.
+        """
+        # A row whose logits were not finite has failed; it needs some token until it is removed.
+        if self.fed is not None and sampled is not None:
+            self.sampled, self.token_ids = sampled, self.fed.fill(self.token_ids, sampled)
+
     @property
     def logits_at(self) -> Tensor:
         """int64: tokens whose logits are computed, those that are scored first."""
@@ -69,25 +85,21 @@ class FlatBatch:
 class Feed:
     """Indices of tokens that were not known when the batch was laid out."""
 
-    targets: Tensor | None
-    """int64 indices of `token_ids`; None: all, in order."""
-    sources: Tensor | None
-    """int64 indices of the previous step's tokens; None: all, in order."""
+    targets: HostInts | None
+    """Indices of `token_ids`; None: all, in order."""
+    sources: HostInts | None
+    """Indices of the previous step's tokens; None: all, in order."""
 
-    def fill(self, token_ids: Tensor, sampled: Tensor | None) -> Tensor:
-        """Return the tokens, completed by those of the previous step.
-
-        Args:
-            token_ids: The batch's.
-            sampled: Tokens of the previous step; None: it failed, and with it the rows that wait.
-        """
-        if sampled is None:
-            return token_ids
-        # A row whose logits were not finite has failed; it needs some token until it is removed.
+    def fill(self, token_ids: Tensor, sampled: Tensor) -> Tensor:
+        """Return the tokens of a batch, completed by those of the previous step."""
         if self.targets is None or self.sources is None:
             return sampled.clamp(min=PADDING)
-        token_ids[self.targets] = sampled[self.sources].clamp_(min=PADDING)
+        token_ids[self.targets.tensor] = sampled[self.sources.tensor].clamp_(min=PADDING)
         return token_ids
+
+
+ALL_FED: Final = Feed(None, None)
+"""All tokens are those of the step before, in order."""
 
 
 def flatten(
@@ -124,8 +136,10 @@ def flatten(
             columns.add_yielding(row, num_known)
         if drafts:
             columns.add_drafts(drafts)
+    token_ids = _checked(columns.token_ids, step)
     return FlatBatch(
-        token_ids=_tensor(columns.token_ids, step, device),
+        token_ids=to_device(token_ids, device),
+        host_token_ids=token_ids,
         attention=build_attention_metadata(
             query_lens=step.num_tokens,
             context_lens=columns.ends,
@@ -191,16 +205,16 @@ class _Columns:
         """Indices of the tokens that the previous step yields; None: all are known."""
         if not self.targets:
             return None
-        return Feed(ints_to_device(self.targets, device), ints_to_device(self.sources, device))
+        return Feed(HostInts.of(self.targets, device), HostInts.of(self.sources, device))
 
 
-def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:
+def _checked(token_ids: list[int], step: Step) -> npt.NDArray[np.int64]:
     if len(token_ids) != step.total_tokens:
         raise ValueError(
             f"the step asks for {step.total_tokens} tokens of its rows, which know only "
             f"{len(token_ids)} of them; this is a bug"
         )
-    return ints_to_device(token_ids, device)
+    return np.array(token_ids, dtype=np.int64)
 
 
 def _short_rows_first(step: Step) -> Step:

@@ -12,9 +12,7 @@ import numpy as np
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, Ints, advance_attention
-from tandem_engine.runner.batch import Feed, FlatBatch
-
-_ALL_FED = Feed(None, None)
+from tandem_engine.runner.batch import ALL_FED, FlatBatch
 
 
 @dataclass(slots=True)
@@ -44,7 +42,13 @@ class DecodeBatches:
         attention = _advanced(batch.attention, step)
         if attention is None:
             return None
-        return replace(batch, attention=attention, fed=_ALL_FED, block_tables=step.block_tables)
+        return replace(
+            batch,
+            attention=attention,
+            fed=ALL_FED,
+            sampled=None,
+            block_tables=step.block_tables,
+        )
 
 
 def _advanced(before: AttentionMetadata, step: Step) -> AttentionMetadata | None:

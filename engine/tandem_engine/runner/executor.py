@@ -7,6 +7,7 @@ ranks is one executor to the runner of rank 0.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -28,10 +29,16 @@ class PendingLogits(Protocol):
     """Logits of a step that may still be computed."""
 
     def then(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when they are there or cannot come, perhaps at once, on any thread."""
+        """Call `go_on` when `result` has nothing to wait for, perhaps at once, on any thread."""
 
     def result(self) -> Tensor:
-        """Wait for them; raise if they cannot come. By the thread that calls the executor."""
+        """Return them when they are there, or in the current stream of their device.
+
+        By the thread that calls the executor.
+
+        Raises:
+            Exception: They cannot come, as far as it is known yet: see `Executor.reading`.
+        """
 
 
 class Executor(Protocol):
@@ -67,7 +74,14 @@ class Executor(Protocol):
         """
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """The logits of `begin`, waited for."""
+        """The result of `begin`."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context in which the host reads what was computed; from any thread.
+
+        Raises:
+            ReplicaLost: At its end: what was read cannot be relied on.
+        """
 
 
 class RecordingExecutor(Protocol):
@@ -201,6 +215,10 @@ class LocalExecutor:
             trace.add(job, self._stream)
             self._recorder.add(batch, None, trace)
             return job.result()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See `Executor`: what one rank cannot compute, it raises itself."""
+        return nullcontext()
 
     def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
         """See `RecordingExecutor`."""

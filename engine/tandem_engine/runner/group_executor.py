@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from typing import Final
 
@@ -47,6 +47,8 @@ class GroupExecutor:
         expect: Takes the time that ranks may compute on top of the longest silence; 0: it is not
             known.
         exits: Describes ranks that have been ended; for the error.
+        broadcast: Hands tokens of this rank's device to those of the others, behind all that is
+            queued there; None: a step is done when its call returns, and the host knows its tokens.
         micro_batches: Says by which prices steps are cut; None: no step is.
         recorded: Waits for the steps that the other ranks have recorded.
     """
@@ -62,6 +64,7 @@ class GroupExecutor:
         check: Callable[[], None],
         expect: Callable[[float], None],
         exits: Callable[[], str],
+        broadcast: Callable[[Tensor], None] | None = None,
         micro_batches: MicroBatchControl | None = None,
         recorded: Callable[[], Sequence[RankStep]] = tuple,
     ) -> None:
@@ -72,8 +75,9 @@ class GroupExecutor:
         self._abort = abort
         self._check = check
         self._expect = expect
-        # Of the steps that are under way.
-        self._expected_s: deque[float] = deque(maxlen=num_stages)
+        self._broadcast = broadcast
+        # Of the steps that are under way: where calls return early, the one before is.
+        self._expected_s: deque[float] = deque(maxlen=num_stages + (broadcast is not None))
         self._exits = exits
         self._micro_batches = micro_batches
         self._prices: CutPrices | None = None
@@ -123,7 +127,7 @@ class GroupExecutor:
         with self._beginning, self._together():
             self._expect_end_of(batch)
             self._hand_out_prices()
-            self._publish(self._encoder.batch(columns_of(batch)))
+            self._hand_out(batch)
             return _OfGroup(self._local.compute(batch), self._together, self._check)
 
     def forward(self, batch: FlatBatch) -> Tensor:
@@ -133,6 +137,16 @@ class GroupExecutor:
             RankLost: A rank cannot go on.
         """
         return self.begin(batch).result()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See `Executor`: where calls return early, a step fails when its results are read."""
+        return nullcontext() if self._broadcast is None else self._checked()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        with self._together():
+            yield
+            self._check()
 
     def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
         """See `RecordingExecutor`."""
@@ -164,6 +178,12 @@ class GroupExecutor:
     def micro_batch_stats(self) -> MicroBatchStats | None:
         """Gains and costs of micro-batches; None: they are off. From any thread."""
         return None if self._micro_batches is None else self._micro_batches.stats()
+
+    def _hand_out(self, batch: FlatBatch) -> None:
+        hands_tokens = self._broadcast is not None
+        self._publish(self._encoder.batch(columns_of(batch, hands_tokens=hands_tokens)))
+        if self._broadcast is not None and batch.sampled is not None:
+            self._broadcast(batch.sampled)
 
     def _expect_end_of(self, batch: FlatBatch) -> None:
         """Let ranks compute for as long as the longest step under way may take."""
@@ -218,7 +238,7 @@ class _OfGroup:
         self._logits.then(go_on)
 
     def result(self) -> Tensor:
-        """Wait for them; raise RankLost if a rank cannot go on."""
+        """See `PendingLogits`; raise RankLost if a rank cannot go on."""
         with self._together():
             logits = self._logits.result()
             self._check()

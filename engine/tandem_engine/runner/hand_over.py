@@ -59,11 +59,16 @@ class _Driver:
         self._trace.add(self.communicated, stream, of=collective, half=self.number, after=jobs)
 
     def close(self) -> None:
-        """Give the memory of the stages back, once no work reads or writes it."""
-        for job in _present(self.computed, self.communicated):
-            # What it failed of is raised where its result is asked for.
-            with suppress(Exception):
-                job.wait()
+        """Give the memory of the stages back, once no work reads or writes it.
+
+        At the end of all stages what comes next is queued behind them; where one has failed, the
+        host waits.
+        """
+        if not self.is_over:
+            for job in _present(self.computed, self.communicated):
+                # What it failed of is raised where its result is asked for.
+                with suppress(Exception):
+                    job.wait()
         self._stages.close()
 
     def _advance(self, communicated: Job[Tensor | None] | None) -> Collective | None:

@@ -10,18 +10,17 @@ from tandem_engine.device.streams import Job, Stream
 
 
 class Queued:
-    """Logits of work that is in a stream of this device; implements `executor.PendingLogits`."""
+    """Logits of work that is in the current stream; implements `executor.PendingLogits`."""
 
     def __init__(self, job: Job[Tensor]) -> None:
         self._job = job
 
     def then(self, go_on: Callable[[], None]) -> None:
-        """Call at once: `result` waits for what the device still computes."""
+        """Call at once: what goes on with them is queued behind them."""
         go_on()
 
     def result(self) -> Tensor:
-        """Wait for them."""
-        self._job.wait()
+        """Return them; a device may still be computing them."""
         return self._job.result()
 
 
@@ -46,7 +45,9 @@ class LaterWork:
     def _carry_out(self, work: Callable[[], Tensor]) -> Tensor:
         # The mode is one of a thread.
         with torch.inference_mode():
-            return Queued(self._stream.run(work)).result()
+            job = self._stream.run(work)
+            job.wait()
+            return job.result()
 
 
 class Awaited:

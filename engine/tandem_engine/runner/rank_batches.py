@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import (
@@ -20,11 +21,12 @@ from tandem_engine.device.attention import (
 )
 from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.microbatch.prices import CutPrices
-from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
+from tandem_engine.runner.batch import ALL_FED, NO_DRAFTS, Feed, FlatBatch
 from tandem_engine.runner.prompt_scoring import PromptScoring
 from tandem_engine.runner.rank_messages import (
     BatchColumns,
     DecodedBatch,
+    FedTokens,
     ScoredTokens,
     StepDecoder,
 )
@@ -75,18 +77,36 @@ def read_recording(message: bytes) -> NewRecording | None:
     return NewRecording(*_NUM_STEPS.unpack(message[len(_RECORDING) :]))
 
 
-def columns_of(batch: FlatBatch) -> BatchColumns:
-    """The parts of a batch of rank 0 that the other ranks need; all of its tokens are known."""
+def columns_of(batch: FlatBatch, *, hands_tokens: bool = False) -> BatchColumns:
+    """Return the parts of a batch of rank 0 that the other ranks need.
+
+    Args:
+        batch: Its tokens are fed in.
+        hands_tokens: True: those that were fed go from device to device, and none is read here.
+    """
+    token_ids, fed = batch.host_token_ids, _fed_tokens(batch)
+    if not hands_tokens or token_ids is None:
+        token_ids, fed = batch.token_ids.cpu().numpy(), None
     return BatchColumns(
         sequence_ids=batch.sequence_ids,
         block_tables=batch.block_tables,
         row_starts=batch.attention.row_starts,
         context_lens=batch.attention.context_lens,
-        token_ids=batch.token_ids.cpu().numpy(),
+        token_ids=token_ids,
         yield_at=batch.yield_at.array,
+        fed=fed,
         scored=None if batch.scoring is None else _scored_tokens(batch.scoring),
         num_top=batch.num_top,
     )
+
+
+def _fed_tokens(batch: FlatBatch) -> FedTokens | None:
+    fed, sampled = batch.fed, batch.sampled
+    if fed is None or sampled is None:
+        return None
+    if fed.targets is None or fed.sources is None:
+        return FedTokens(len(sampled), None, None)
+    return FedTokens(len(sampled), fed.targets.array, fed.sources.array)
 
 
 def _scored_tokens(scoring: PromptScoring) -> ScoredTokens:
@@ -110,7 +130,8 @@ class RankBatches:
     def decode(self, message: bytes) -> Step | FlatBatch:
         """Return the batch for `Executor.forward`, or a step of copies alone for `Executor.copy`.
 
-        The batch names no rows: those are sampled on rank 0.
+        The batch names no rows: those are sampled on rank 0. Where tokens are fed, its `sampled`
+        is room for those of the step before, which rank 0 broadcasts.
 
         Raises:
             BadMessage: It is not the next message of rank 0, or damaged.
@@ -130,10 +151,20 @@ class RankBatches:
             yield_at=yield_at,
             yielding=_NO_ROWS,
             drafts=NO_DRAFTS,
+            fed=None if decoded.fed is None else self._feed(decoded.fed),
+            sampled=None if decoded.fed is None else self._room_for(decoded.fed),
             scoring=None if decoded.scored is None else self._scoring(decoded.scored),
             num_top=decoded.num_top,
         )
         return self._last
+
+    def _feed(self, fed: FedTokens) -> Feed:
+        if fed.targets is None or fed.sources is None:
+            return ALL_FED
+        return Feed(HostInts(fed.targets, self._device), HostInts(fed.sources, self._device))
+
+    def _room_for(self, fed: FedTokens) -> Tensor:
+        return torch.empty(fed.num_sampled, dtype=torch.int64, device=self._device)
 
     def _scoring(self, scored: ScoredTokens) -> PromptScoring:
         return PromptScoring(

@@ -16,6 +16,8 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from torch import Tensor
+
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.timeline import RankStep
@@ -344,9 +346,14 @@ class RankGroup:
             check=self._joined().check,
             expect=self._joined().expect,
             exits=self.exits,
+            broadcast=None if decoder.device.type == "cpu" else self._broadcast,
             micro_batches=control,
             recorded=self._recorded,
         )
+
+    def _broadcast(self, tokens: Tensor) -> None:
+        """Hand tokens of rank 0 to the other ranks."""
+        self._joined().broadcast(tokens, 0)
 
     def _recorded(self) -> list[RankStep]:
         """Wait for what the other ranks have recorded; one that is lost has recorded nothing."""

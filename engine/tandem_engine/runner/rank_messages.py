@@ -6,10 +6,12 @@ they keep is the block table of each sequence, under a small number: rank 0 give
 sequence with its first step, and to another one later. So a message has
 
     header | table ids, tokens and contexts of the rows | yielding positions | tables | token ids
-           | scored positions | the tokens behind them
+           | fed tokens | scored positions | the tokens behind them
 
 where of a table only the blocks behind the common part with the last one are sent, and the first
-two parts are missing where all rows of the last batch go on by one token. The numbers are int32.
+two parts are missing where all rows of the last batch go on by one token. Tokens that a device has
+sampled and the host has not seen go from device to device: the message says where they belong. The
+numbers are int32.
 
 Pure: arrays and bytes. The messages of one encoder must reach a decoder in order and without a gap;
 they are numbered, and a decoder refuses others.
@@ -38,8 +40,10 @@ _CONTINUED: Final = 3
 
 _INT: Final = "i"
 _INT_BYTES: Final = 4
-_HEADER: Final = 9
+_HEADER: Final = 10
 """Numbers of a header: the kind, the message's number, the lengths of its parts, the top logits."""
+_ALL: Final = -1
+"""In place of a count of fed tokens: all are, in order, and no token id is sent."""
 _NUMBERS: Final = 1 << 31
 """Messages are numbered modulo this."""
 _MIN_TABLES: Final = 64
@@ -62,6 +66,18 @@ class ScoredTokens:
     """Likeliest tokens at each."""
 
 
+@dataclass(frozen=True, slots=True)
+class FedTokens:
+    """Tokens of the step before that the devices hand on among themselves."""
+
+    num_sampled: int
+    """All tokens of that step."""
+    targets: Ints | None
+    """Indices of the batch's tokens; None: all, in order."""
+    sources: Ints | None
+    """Indices of the tokens of that step; None: all, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchColumns:
     """A flat batch as rank 0 has laid it out; see `tandem_engine.runner.batch`."""
@@ -74,9 +90,11 @@ class BatchColumns:
     context_lens: Int32s
     """[rows]: tokens of each row in the cache once the step is done."""
     token_ids: Ints
-    """[tokens]."""
+    """[tokens]; of no meaning where a token is fed."""
     yield_at: Ints
     """[yielding positions]: indices of tokens."""
+    fed: FedTokens | None = None
+    """None: `token_ids` has all."""
     scored: "ScoredTokens | None" = None
     """None: no token of a prompt is scored."""
     num_top: int = 0
@@ -111,11 +129,13 @@ class DecodedBatch:
     context_lens: Ints
     """[rows]: tokens of each row in the cache once the step is done."""
     token_ids: Ints
-    """[tokens]."""
+    """[tokens]; of no meaning where a token is fed."""
     yield_at: Ints
     """[yielding positions]: indices of tokens."""
     tables: "BlockTables"
     """The tables as they are now; later messages change them."""
+    fed: FedTokens | None = None
+    """None: `token_ids` has all."""
     scored: ScoredTokens | None = None
     """None: no token of a prompt is scored."""
     num_top: int = 0
@@ -203,12 +223,13 @@ class StepEncoder:
             num_blocks,
             0 if columns.scored is None else len(columns.scored.at),
             columns.num_top,
+            _num_fed(columns.fed),
         )
         for change in changes:
             self._tables[change.table_id] = change.table
         self._last = _Rows(columns, table_ids)
         scored = _scored_part(columns.scored)
-        return b"".join((header, rows, tables, _int32(columns.token_ids), scored))
+        return b"".join((header, rows, tables, _tokens_part(columns), scored))
 
     def _table_ids_of(self, sequence_ids: Sequence[str]) -> list[int]:
         known = self._table_ids
@@ -310,7 +331,8 @@ class StepDecoder:
         raise BadMessage(f"Message {number} of rank 0 is of the unknown kind {kind}.")
 
     def _batch(self, parts: "_Parts", lengths: list[int], *, is_continued: bool) -> DecodedBatch:
-        num_rows, num_tokens, num_yielding, num_changes, num_blocks, num_scored, num_top = lengths
+        num_rows, num_tokens, num_yielding, num_changes, num_blocks, *lengths = lengths
+        num_scored, num_top, num_fed = lengths
         last = self._last
         if is_continued and last is not None:
             table_ids, query_lens, yield_at = last.table_ids, last.query_lens, last.yield_at
@@ -321,7 +343,11 @@ class StepDecoder:
             context_lens = parts.take(num_rows).astype(np.int64)
             yield_at = parts.take(num_yielding).astype(np.int64)
         self._change_tables(parts, num_changes, num_blocks)
-        token_ids = parts.take(num_tokens).astype(np.int64)
+        if num_fed == _ALL:
+            token_ids = np.zeros(num_tokens, dtype=np.int64)
+        else:
+            token_ids = parts.take(num_tokens).astype(np.int64)
+        fed = _fed_tokens(parts, num_fed) if num_fed else None
         scored = _scored_tokens(parts, num_scored) if num_scored else None
         parts.end()
         self._last = DecodedBatch(
@@ -332,6 +358,7 @@ class StepDecoder:
             token_ids=token_ids,
             yield_at=yield_at,
             tables=self._tables,
+            fed=fed,
             scored=scored,
             num_top=num_top,
         )
@@ -417,6 +444,33 @@ def _tables_part(changes: list[_Change]) -> tuple[bytes, int]:
         numbers.extend((table_id, num_kept, len(table) - num_kept))
         blocks.extend(table[num_kept:])
     return numbers.tobytes() + blocks.tobytes(), len(blocks)
+
+
+def _num_fed(fed: FedTokens | None) -> int:
+    if fed is None:
+        return 0
+    return _ALL if fed.targets is None else len(fed.targets)
+
+
+def _tokens_part(columns: BatchColumns) -> bytes:
+    """Return the tokens that the host knows, and where the others belong."""
+    fed = columns.fed
+    if fed is None:
+        return _int32(columns.token_ids)
+    num_sampled = array(_INT, (fed.num_sampled,)).tobytes()
+    if fed.targets is None or fed.sources is None:
+        return num_sampled
+    numbers = (columns.token_ids, fed.targets, fed.sources)
+    token_ids, targets, sources = map(_int32, numbers)
+    return token_ids + num_sampled + targets + sources
+
+
+def _fed_tokens(parts: _Parts, num_fed: int) -> FedTokens:
+    (num_sampled,) = parts.take(1).tolist()
+    if num_fed == _ALL:
+        return FedTokens(num_sampled, None, None)
+    targets, sources = (parts.take(num_fed).astype(np.int64) for _ in range(2))
+    return FedTokens(num_sampled, targets, sources)
 
 
 def _scored_part(scored: ScoredTokens | None) -> bytes:

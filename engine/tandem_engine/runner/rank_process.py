@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, assert_never
 
 import torch
 
@@ -244,7 +244,7 @@ class _RankPart:
                     self._record(recording, executor, connection)
                     continue
                 with self._runtime.step():
-                    _compute(read_prices(message) or batches.decode(message), executor)
+                    self._compute(read_prices(message) or batches.decode(message), executor)
 
     def _record(
         self, recording: NewRecording, executor: RankExecutor, connection: Connection
@@ -278,7 +278,21 @@ class _RankPart:
                 except StepChannelClosed:
                     return measured
                 work = read_prices(message) or batches.decode(message)
-                measured.append(step_memory(runtime, partial(_compute, work, executor)))
+                measured.append(step_memory(runtime, partial(self._compute, work, executor)))
+
+    def _compute(self, work: Step | FlatBatch | NewPrices, executor: RankExecutor) -> None:
+        match work:
+            case Step():
+                executor.copy(work)
+            case NewPrices(prices):
+                executor.set_prices(prices)
+            case FlatBatch(sampled=sampled):
+                if sampled is not None:
+                    self._communicator.broadcast(sampled, 0)
+                    work.feed_in(sampled)
+                executor.compute(work)
+            case _:
+                assert_never(work)
 
     def _reader(self, address: SegmentAddress) -> StepReader:
         channel = SharedSegment.attach(address)
@@ -378,13 +392,3 @@ def _report(connection: Connection, report: Recorded) -> None:
     # Rank 0 may be gone, and then so is this process.
     with suppress(OSError):
         connection.send(report)
-
-
-def _compute(work: Step | FlatBatch | NewPrices, executor: RankExecutor) -> None:
-    match work:
-        case Step():
-            executor.copy(work)
-        case NewPrices(prices):
-            executor.set_prices(prices)
-        case _:
-            executor.compute(work)

@@ -129,12 +129,23 @@ class ModelRunner:
             batch = self._batch_of(step)
         except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
             self._decode_batches.forget()
-            return ModelStepHandle(step, None, None, self.sample_any, error)
+            return self._handle(step, None, None, error)
         before = self._last if batch is not None and batch.fed is not None else None
-        handle = ModelStepHandle(step, batch, before, self.sample_any)
+        handle = self._handle(step, batch, before)
         if batch is not None:
             self._last = handle
         return handle
+
+    def _handle(
+        self,
+        step: Step,
+        batch: FlatBatch | None,
+        before: ModelStepHandle | None,
+        error: Exception | None = None,
+    ) -> ModelStepHandle:
+        return ModelStepHandle(
+            step, batch, before, self.sample_any, error, reading=self._executor.reading
+        )
 
     def _batch_of(self, step: Step) -> FlatBatch | None:
         if step.beam_moves:
@@ -177,7 +188,7 @@ class ModelRunner:
         if batch is None:
             return None
         if batch.fed is not None and before is not None:
-            batch.token_ids = batch.fed.fill(batch.token_ids, before.tokens_to_feed())
+            batch.feed_in(before.tokens_to_feed())
         if self._executor.num_stages == 1:
             return Computed(self.forward(batch))
         return self._executor.begin(batch)
@@ -193,6 +204,8 @@ class ModelRunner:
             if before is not None:
                 before.commit()
             self.sample(logits, handle)
+        else:
+            handle.set_end(logits)
 
     def sample(self, logits: Tensor, handle: ModelStepHandle) -> None:
         """Sample one token a row, as in most steps: no drafts, beams and choices to create."""

@@ -44,6 +44,9 @@ it took."""
 _LEARN_EVERY: Final = 8
 """Whole steps of decodes alone of which one is learnt from."""
 
+_UNDER_WAY: Final = 2
+"""Steps that a device may not have computed when its host has queued another."""
+
 NO_LOGITS: Final = Computed(torch.empty(0))
 """Result of a step on ranks other than the first of a dp rank."""
 
@@ -101,6 +104,8 @@ class StageExecutor:
         self._num_decoded = 0
         # Tensors are kept until the next rank has read them.
         self._sent: deque[tuple[Job[None], Tensor]] = deque()
+        # Of the steps that are to be observed.
+        self._traces: deque[tuple[StepRows | None, Cut | RefusalReason, StepTrace]] = deque()
 
     def copy(self, step: Step) -> None:
         """Make the copies of `step` in the rank's own blocks."""
@@ -137,14 +142,28 @@ class StageExecutor:
         if isinstance(outcome, Cut) or self.recorder.is_on or not self._is_on_host:
             trace = StepTrace()
             result = self._traced(batch, outcome, trace)
-            measured = trace.overlap()
-            self.recorder.add(batch, outcome, trace)
-        else:
-            stages = self._stages(batch, self._hidden(batch))
-            result, measured = drive_timed(stages, self._collectives)
+            if self.recorder.is_on:
+                trace.wait()
+                self.recorder.add(batch, outcome, trace)
+            self._observe_later(rows, outcome, trace)
+            return result
+        stages = self._stages(batch, self._hidden(batch))
+        result, measured = drive_timed(stages, self._collectives)
         if self._observe is not None:
             self._observe(rows, outcome, measured)
         return result
+
+    def _observe_later(
+        self, rows: StepRows | None, outcome: Cut | RefusalReason, trace: StepTrace
+    ) -> None:
+        """Observe a step when it is done; a device has done neither it nor the one before it."""
+        if self._observe is None:
+            return
+        self._traces.append((rows, outcome, trace))
+        while len(self._traces) > (0 if self._is_on_host else _UNDER_WAY):
+            past_rows, past_outcome, past = self._traces.popleft()
+            past.wait()
+            self._observe(past_rows, past_outcome, past.overlap())
 
     def _traced(
         self, batch: FlatBatch, outcome: Cut | RefusalReason, trace: StepTrace

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +36,7 @@ class ModelStepHandle:
         batch: Its tensors; None: it has no rows.
         before: The previous step, if its tokens are fed into this one.
         sample: Samples rows that yield anything but one token each.
+        reading: Context in which results are read; see `Executor.reading`.
         error: Reason why its rows cannot be computed. Its copies are made all the same, since they
             move blocks of other sequences, too.
     """
@@ -46,6 +48,8 @@ class ModelStepHandle:
         before: "ModelStepHandle | None",
         sample: Sample,
         error: Exception | None = None,
+        *,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.step = step
         self.batch = batch
@@ -61,7 +65,9 @@ class ModelStepHandle:
         self.pending: PendingLogits | None = None
         """Logits that later stages compute; None: it has not come so far, or has none."""
         self._sample = sample
-        self._token_ids: HostCopy | None = None
+        self._reading = reading
+        # Its tokens, or none, on their way to the host.
+        self._arriving: HostCopy | None = None
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
         self._error = error
@@ -101,7 +107,11 @@ class ModelStepHandle:
     def set_tokens(self, tokens: StepTokens) -> None:
         """Set the sampled tokens, which a device may still be computing."""
         self.tokens = tokens
-        self._token_ids = HostCopy(tokens.token_ids)
+        self._arriving = HostCopy(tokens.token_ids)
+
+    def set_end(self, logits: Tensor) -> None:
+        """Have `result` wait for logits that nothing is sampled from: a device computes them."""
+        self._arriving = HostCopy(logits.new_empty(0))
 
     def set_logits(self, logits: Tensor) -> None:
         """Set the logits of rows that are sampled when the result is asked for.
@@ -135,14 +145,11 @@ class ModelStepHandle:
         self._done.wait()
         self.is_collected = True
         self.commit()
-        if self._error is None and self._result is None:
+        if self._error is None and self.batch is not None:
             self._catch(self._finish)
         if self._error is not None:
             return self._lost(self._error)
-        result = self._result or StepResult()
-        if self.batch is None or self.batch.scoring is None:
-            return result
-        return _with_scores(result, self.batch.scoring)
+        return self._result or StepResult()
 
     def _end(self) -> None:
         self.before = self.pending = None
@@ -155,14 +162,22 @@ class ModelStepHandle:
             self._error = error
 
     def _append_tokens(self) -> None:
-        if self.batch is not None and self.tokens is not None and self._token_ids is not None:
-            token_ids = self._token_ids.wait().tolist()
+        if self.batch is not None and self.tokens is not None and self._arriving is not None:
+            with self._reading():
+                token_ids = self._arriving.wait().tolist()
             self._result = _append(self.batch, to_sampled_tokens(token_ids, self.tokens.logprobs))
 
     def _finish(self) -> None:
-        logits, self._logits = self._logits, None
-        if self.batch is not None and logits is not None:
-            self._result = self._sample(logits, self.batch)
+        batch, logits, self._logits = self.batch, self._logits, None
+        if batch is None or (self._result is not None and batch.scoring is None):
+            return
+        with self._reading():
+            if self._result is None and logits is not None:
+                self._result = self._sample(logits, batch)
+            elif self._result is None and self._arriving is not None:
+                self._arriving.wait()
+            if batch.scoring is not None:
+                self._result = _with_scores(self._result or StepResult(), batch.scoring)
 
     def _lost(self, error: Exception) -> StepResult:
         """Fail its rows; raise if its copies failed, too, or no other step can be computed."""

@@ -67,6 +67,12 @@ class StepTrace:
             carried = _Carried(type(of).__name__, of.tensor.nbytes, of.stage)
         self._entries.append(_Entry(job, stream.name, half, after, carried))
 
+    def wait(self) -> None:
+        """Wait until the step is done."""
+        last = {(entry.stream, entry.half): entry.job for entry in self._entries}
+        for job in last.values():
+            job.wait()
+
     def span(self) -> Span:
         """Return begin and end of the step; it is done, and has a job."""
         spans = [entry.job.span() for entry in self._entries]

@@ -92,9 +92,10 @@ class TopLogits:
         """Ids within the share in ascending order, and the rows, if any, that have none."""
         if self._on_device is not None:
             return self._by_device(self._on_device, logits, num_top)
-        best, is_wrong = argmax(logits)
-        ids = best.unsqueeze(1) if num_top == 1 else top_ids(logits, num_top).sort(dim=-1).values
-        return ids, is_wrong
+        # Logits that are not finite are among the largest.
+        if num_top == 1:
+            return argmax(logits)[0].unsqueeze(1), None
+        return top_ids(logits, num_top).sort(dim=-1).values, None
 
     def _by_device(
         self, sampler: RowSampler, logits: Tensor, num_top: int

@@ -61,7 +61,7 @@ def break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) ->
     following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
     for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
         end = int(num_kept[row])
-        begin = int((values[row] > last[row]).sum())
+        begin = int((~(values[row] <= last[row])).sum())  # with NaN
         equals = (logits[row] == last[row]).nonzero().flatten()
         ids[row, begin:end] = equals[: end - begin]
 

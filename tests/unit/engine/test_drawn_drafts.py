@@ -5,6 +5,7 @@ model is another chain. The runner, its sampler and its acceptance are the real 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
 from typing import Any
 
@@ -58,6 +59,9 @@ class Chain:
 
     def copy(self, step: Step) -> None:
         pass
+
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
         raise NotImplementedError

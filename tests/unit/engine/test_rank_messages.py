@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from tandem_engine.device.host_memory import HostInts
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.batch import ALL_FED, Feed, FlatBatch
 from tandem_engine.runner.executor import Computed
 from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import BadMessage, StepDecoder, StepEncoder
@@ -34,7 +35,7 @@ from tests.unit.engine.test_scheduler_properties import schedules
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)
 VOCAB = 24
-HEADER_BYTES = 36
+HEADER_BYTES = 40
 CPU = torch.device("cpu")
 
 
@@ -57,6 +58,7 @@ class HandingExecutor:
     Attributes:
         raises: "before" or "after" the next batch is handed on; "": not at all.
         spoils: True if the next batch has a row without finite logits.
+        hands_tokens: True: what was sampled goes from device to device.
     """
 
     vocab_size: int = VOCAB
@@ -64,6 +66,7 @@ class HandingExecutor:
     heeds_num_top: bool = True
     raises: str = ""
     spoils: bool = False
+    hands_tokens: bool = False
     encoder: StepEncoder = field(default_factory=StepEncoder)
     rank: RankBatches = field(
         default_factory=lambda: RankBatches(block_size=BLOCK_SIZE, device=CPU)
@@ -85,11 +88,14 @@ class HandingExecutor:
     def begin(self, batch: FlatBatch) -> Computed:
         return Computed(self.forward(batch))
 
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def forward(self, batch: FlatBatch) -> Tensor:
         raises, self.raises = self.raises, ""
         if raises == "before":
             raise RuntimeError("no such kernel")
-        message = self.encoder.batch(columns_of(batch))
+        message = self.encoder.batch(columns_of(batch, hands_tokens=self.hands_tokens))
         self.num_bytes = len(message)
         self.check(lambda: self._check_batch(self.rank.decode(message), batch))
         if raises == "after":
@@ -122,7 +128,7 @@ class HandingExecutor:
         )
         assert_same(batch.attention, laid_out)
         assert got.token_ids.dtype == batch.token_ids.dtype
-        assert torch.equal(got.token_ids, batch.token_ids)
+        self._check_tokens(got, batch)
         assert_same_ints(got.yield_at, batch.yield_at)
         assert got.num_top == batch.num_top
         if batch.scoring is None:
@@ -136,6 +142,18 @@ class HandingExecutor:
         self.kinds["scored"] += batch.scoring is not None
         self.kinds["fed"] += batch.fed is not None
         self.kinds["drafts"] += bool(batch.drafts)
+
+    def _check_tokens(self, got: FlatBatch, batch: FlatBatch) -> None:
+        if got.sampled is not None:
+            assert self.hands_tokens
+            assert batch.sampled is not None
+            self.kinds["handed"] += 1
+            got.feed_in(got.sampled.copy_(batch.sampled))
+        if batch.fed is None or batch.sampled is not None:
+            assert torch.equal(got.token_ids, batch.token_ids)
+        else:
+            # The step before has failed, and with it the rows that wait: any token does.
+            assert got.token_ids.shape == batch.token_ids.shape
 
 
 def assert_same_ints(got: HostInts, expected: HostInts) -> None:
@@ -166,9 +184,15 @@ class Handing:
     """A real scheduler and runner whose steps are handed on."""
 
     def __init__(
-        self, schedule: ScheduleConfig, *, blocks: int, host: int = 0, drafts: int = 0
+        self,
+        schedule: ScheduleConfig,
+        *,
+        blocks: int,
+        host: int = 0,
+        drafts: int = 0,
+        hands_tokens: bool = False,
     ) -> None:
-        self.executor = HandingExecutor()
+        self.executor = HandingExecutor(hands_tokens=hands_tokens)
         self.pool = BlockPool(blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(
             schedule, self.pool, host=HostPool(host), speculation=drafts_of(drafts)
@@ -278,12 +302,20 @@ class Traffic:
     blocks=st.integers(6, 16),
     host=st.sampled_from([0, 3, 16]),
     drafts=st.sampled_from([0, 0, 0, 3]),
+    hands_tokens=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_a_rank_gets_the_batches_of_rank_0(
-    changes: list[ScheduleConfig], blocks: int, host: int, drafts: int, seed: int
+    changes: list[ScheduleConfig],
+    blocks: int,
+    host: int,
+    drafts: int,
+    hands_tokens: bool,
+    seed: int,
 ) -> None:
-    handing = Handing(changes[0], blocks=blocks, host=host, drafts=drafts)
+    handing = Handing(
+        changes[0], blocks=blocks, host=host, drafts=drafts, hands_tokens=hands_tokens
+    )
 
     Traffic(handing, Random(seed), changes).run(60)
 
@@ -294,12 +326,13 @@ def test_a_rank_gets_the_batches_of_rank_0(
         ({"max_preempt_count": 8, "max_batch_size": 8}, {"blocks": 20, "host": 32}, "swapped_in"),
         ({"max_preempt_count": 8, "max_batch_size": 8}, {"blocks": 20, "host": 32}, "swapped_out"),
         ({"async_scheduling_enable": True}, {"blocks": 256}, "fed"),
+        ({"async_scheduling_enable": True}, {"blocks": 256, "hands_tokens": True}, "handed"),
         ({}, {"blocks": 256, "drafts": 3}, "drafts"),
         ({"max_prefill_tokens": 16}, {"blocks": 256}, "scored"),
     ],
 )
 def test_a_rank_gets_the_batches_of_busy_schedules(
-    schedule: dict[str, Any], given: dict[str, int], kind: str
+    schedule: dict[str, Any], given: dict[str, Any], kind: str
 ) -> None:
     handing = Handing(standard(**schedule), **given)
     for number in range(12):
@@ -325,6 +358,57 @@ def test_rows_that_go_on_cost_four_bytes_each() -> None:
 
     # Prompt and first token are sent in other forms; no row begins a block until token 48.
     assert sizes[-12:-8] == [HEADER_BYTES + 64 * 4] * 4
+
+
+def test_tokens_that_devices_hand_on_cost_no_bytes() -> None:
+    pair = Pair()
+    rows = {f"r{number}": (1, 5, (number, 64 + number)) for number in range(64)}
+    pair.hand(**rows)
+    batch = batch_of({name: (1, 6, table) for name, (_, _, table) in rows.items()})
+    batch.host_token_ids, batch.fed = batch.token_ids.numpy(), ALL_FED
+    batch.feed_in(torch.arange(64))
+
+    message = pair.encoder.batch(columns_of(batch, hands_tokens=True))
+
+    # Their number.
+    assert len(message) == HEADER_BYTES + 4
+    got = pair.rank.decode(message)
+    assert isinstance(got, FlatBatch)
+    assert got.sampled is not None
+    assert got.sampled.shape == (64,)
+    got.feed_in(batch.sampled)
+    assert got.token_ids.tolist() == [*range(64)]
+
+
+def test_some_tokens_are_handed_on_beside_others() -> None:
+    pair = Pair()
+    batch = batch_of({"a": (1, 5, (50, 60)), "b": (3, 3, (51,)), "c": (1, 9, (52, 62, 72))})
+    batch.token_ids = torch.tensor([0, 7, 8, 9, 0])
+    batch.host_token_ids = batch.token_ids.numpy().copy()
+    batch.fed = Feed(HostInts.of([0, 4], CPU), HostInts.of([2, 0], CPU))
+    batch.feed_in(torch.tensor([11, 12, 13]))
+
+    got = pair.rank.decode(pair.encoder.batch(columns_of(batch, hands_tokens=True)))
+
+    assert isinstance(got, FlatBatch)
+    assert got.token_ids.tolist() == [0, 7, 8, 9, 0]
+    assert got.sampled is not None
+    assert got.sampled.shape == (3,)
+    got.feed_in(batch.sampled)
+    assert got.token_ids.tolist() == batch.token_ids.tolist() == [13, 7, 8, 9, 11]
+
+
+def test_tokens_of_a_step_that_failed_are_not_handed_on() -> None:
+    pair = Pair()
+    batch = batch_of({"a": (1, 5, (50, 60))})
+    batch.host_token_ids, batch.fed = batch.token_ids.numpy(), ALL_FED
+    batch.feed_in(None)
+
+    got = pair.rank.decode(pair.encoder.batch(columns_of(batch, hands_tokens=True)))
+
+    assert isinstance(got, FlatBatch)
+    assert got.sampled is None
+    assert got.fed is None
 
 
 # Messages by hand

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
+import torch.multiprocessing.reductions
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,6 +29,7 @@ from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 from tests.patience import HANG_S
 
+_WeakStorage: Final[Any] = torch.multiprocessing.reductions.StorageWeakRef  # without types
 Clock = dict["LateStream", int]
 """By stream: how much of its work comes before."""
 LATE_S: Final = 0.001
@@ -64,6 +66,16 @@ class LateEvent:
         self._reached.set()
 
 
+class Write(NamedTuple):
+    """The last work that has written some memory."""
+
+    stream: "LateStream"
+    at: int
+    """By the clock of its stream."""
+    storage: Any
+    """Memory that was given back can come again as that of an array, which is the host's."""
+
+
 class LateStream:
     """A queue of a thread; like `torch.Stream`."""
 
@@ -85,10 +97,13 @@ class LateStream:
         merge(self.clock, self.device.host)
         self.clock[self] += 1
         for tensor in read:
-            writer, at = self.device.writers.get(_memory(tensor), (self, 0))
-            assert self.clock.get(writer, 0) >= at, f"{tensor.shape} is read before it is written"
+            write = self.device.writers.get(_memory(tensor))
+            is_late = write is not None and self.clock.get(write.stream, 0) < write.at
+            if write is not None and is_late and not write.storage.expired():
+                raise AssertionError(f"{tensor.shape} is read before it is written")
         for tensor in written:
-            self.device.writers[_memory(tensor)] = self, self.clock[self]
+            storage = _WeakStorage(tensor.untyped_storage())
+            self.device.writers[_memory(tensor)] = Write(self, self.clock[self], storage)
 
     def synchronize(self) -> None:
         if self._last is not None:
@@ -128,8 +143,8 @@ class LateAccelerator:
     def __init__(self) -> None:
         self._of_thread = threading.local()
         self.host: Clock = {}
-        self.writers: dict[int, tuple[LateStream, int]] = {}
-        """By memory: the stream that has written it last, and when by its clock."""
+        self.writers: dict[int, Write] = {}
+        """By memory: what has written it last."""
         self.default = LateStream(self)
 
     @property

@@ -112,7 +112,7 @@ class Rank:
     def logits(
         self, executor: RankExecutor, *, is_cut: bool = False, num_steps: int | None = None
     ) -> list[Tensor]:
-        """Begin all steps, then wait for the logits of each; on ranks but 0 there are none."""
+        """Begin all steps, then ask for the logits of each; on ranks but 0 there are none."""
         executor.set_prices(EVERY_STEP if is_cut else None)
         with closing(executor), torch.inference_mode():
             begun = [
@@ -136,6 +136,7 @@ def faults_of(communicator: Communicator, folder: str, shape: ParallelShape) -> 
             watched = WatchedCommunicator(late)
             with device.default:
                 found = rank.logits(rank.executor(watched, device.streams(by)), is_cut=is_cut)
+                device.default.synchronize()
             watched.check()
             faults += watched.faults()
             if not all(map(torch.equal, found, expected)):
@@ -169,14 +170,22 @@ def computes_until_lost(communicator: Communicator, folder: str, shape: Parallel
         late: LateCommunicator = GivesUp(communicator, device)
         with device.default:
             rank.logits(rank.executor(late, device.streams(StreamsBy.KIND)), num_steps=1)
+            device.default.synchronize()
         return ""
     late = LateCommunicator(communicator, device)
     with device.default:
         local = rank.executor(late, device.streams(StreamsBy.KIND))
         group = _group_of(local, late)
         with closing(local), torch.inference_mode(), pytest.raises(RankLost) as raised:
-            group.forward(next(steps_of(shape.dp)))
+            read(group, device, next(steps_of(shape.dp)))
     return str(raised.value)
+
+
+def read(group: GroupExecutor, device: LateAccelerator, batch: FlatBatch) -> None:
+    """Compute a step, and wait for its end as who reads its tokens does."""
+    group.forward(batch)
+    with group.reading():
+        device.default.synchronize()
 
 
 def _group_of(local: RankExecutor, communicator: Communicator) -> GroupExecutor:
@@ -188,6 +197,7 @@ def _group_of(local: RankExecutor, communicator: Communicator) -> GroupExecutor:
         check=communicator.check,
         expect=communicator.expect,
         exits=str,
+        broadcast=_forget,
     )
 
 
