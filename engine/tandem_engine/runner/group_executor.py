@@ -144,9 +144,12 @@ class GroupExecutor:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        with self._together():
+        try:
             yield
-            self._check()
+        finally:
+            # Where the group has failed, that is why reading has, too.
+            with self._together():
+                self._check()
 
     def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
         """See `RecordingExecutor`."""
