@@ -56,15 +56,24 @@ class Work:
         return self.num_sums * self.num_tokens * HIDDEN * _SUMMED_BYTES
 
     @property
-    def operations(self) -> float:
-        """Operations of one rank: of its share of the matrices, and of attention."""
+    def stages(self) -> tuple[float, ...]:
+        """Operations of one rank in front of each sum, and behind the last one.
+
+        Of its share of the matrices, and of attention.
+        """
         heads = NUM_HEADS * HEAD_DIM
-        qkv, others = 3 * HIDDEN * heads, HIDDEN * heads + 3 * HIDDEN * MLP
         pairs = fsum(length * (length + 1) / 2 for length in self.prompts)
+        qkv = 2.0 * self.num_tokens * 3 * HIDDEN * heads + 4.0 * pairs * heads
+        out = 2.0 * self.num_tokens * HIDDEN * heads
+        mlp = 2.0 * self.num_tokens * 3 * HIDDEN * MLP
         # As with sums: the last layer has keys, values and attention of all tokens, and no more.
-        weights = self.num_layers * qkv + (self.num_layers - 1) * others
-        attention = self.num_layers * 4.0 * pairs * heads
-        return (2.0 * self.num_tokens * weights + attention) / RANKS
+        layers = (qkv + out, mlp) * (self.num_layers - 1)
+        return tuple(stage / RANKS for stage in (0.0, *layers, qkv))
+
+    @property
+    def operations(self) -> float:
+        """Operations of one rank."""
+        return fsum(self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +167,32 @@ def seconds_of(cases: Sequence[Case], compute_s: dict[Work, float]) -> float:
     """Return what cases take together, the two steps that warm each work up included."""
     warm_up_s = fsum(2.0 * compute_s[work] for work in {case.work for case in cases})
     return warm_up_s + fsum(case.seconds(compute_s[case.work]) for case in cases)
+
+
+def reachable_overlap(stages: Sequence[float], share: float) -> float:
+    """Return the overlap of two equal halves that take turns, were nothing lost on the way.
+
+    A half computes a stage when the other has computed its own, and when its last sum is there;
+    it communicates when the other has. All sums take as long, and stages do not: where a sum takes
+    longer than the shorter stage and not as long as the longer one, either side waits for the
+    other by turns.
+
+    Args:
+        stages: Times of the stages; between two there is a sum.
+        share: Communication over computation.
+    """
+    compute_s = fsum(stages)
+    sum_s = share * compute_s / (len(stages) - 1) / 2
+    computed_s = communicated_s = 0.0
+    summed_s = [0.0, 0.0]
+    for number, stage in enumerate(stages):
+        for half in (0, 1):
+            computed_s = max(computed_s, summed_s[half]) + stage / 2
+            if number < len(stages) - 1:
+                communicated_s = max(communicated_s, computed_s) + sum_s
+                summed_s[half] = communicated_s
+    exposed_s = computed_s - compute_s
+    return (share * compute_s - exposed_s) / (min(1.0, share) * compute_s)
 
 
 def rate_for(work: Work, seconds: float) -> float:

@@ -4,20 +4,29 @@ and waits for the device no more often than it has to."""
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 
-from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.timeline import Timeline
+from tandem_engine.build import build_engine
 from tests.integration.test_npu_tokens import MIX, QUESTIONS, SETTINGS, answers
+from tests.integration.test_timeline import with_answers
+from tests.patience import HANG_S
 from tests.pretended_device.process import Run, device_process
 from tests.pretended_device.runtime import engines_on_device
 from tests.pretended_device.tensors import QUEUE
 from tests.slow import slow_but
+from tests.tiny import TINY
 
 TOKENS: Final = "device.host_memory.wait"
 """The one wait of most steps: for their own tokens, by an event."""
+RECORDING: Final = "device.torch_streams.wait"
+"""That of a step which is recorded."""
+NUM_RECORDED: Final = 4
 LOADING: Final = {
     "device.npu.linear.put",
     "device.reference.kernels.put",
@@ -105,6 +114,34 @@ def test_blocks_go_out_and_come_back_by_copies_without_a_wait(on_device: Run) ->
     waits = compare(on_device, PARAMS, **SETTINGS["blocks that are swapped"])
 
     assert set(waits) == {TOKENS}
+
+
+def recorded_steps() -> tuple[Timeline, bool]:
+    """Steps of an engine on the device; and whether each recorded one was waited for."""
+
+    async def record() -> Timeline:
+        engine = build_engine(EngineConfig(model_path=str(TINY), num_kv_blocks=512), report=print)
+        try:
+            return await with_answers(engine, engine.timeline(NUM_RECORDED, within_s=HANG_S))
+        finally:
+            await engine.stop()
+
+    QUEUE.waits.clear()
+    with engines_on_device():
+        timeline = asyncio.run(record())
+    return timeline, QUEUE.waits[RECORDING] == NUM_RECORDED
+
+
+def test_a_recorded_step_is_over_when_its_time_is_read(on_device: Run) -> None:
+    timeline, were_waited_for = on_device(recorded_steps)
+
+    assert were_waited_for
+    assert [step.number for step in timeline.steps] == [*range(NUM_RECORDED)]
+    for step in timeline.steps:
+        (computed,) = step.slices
+        assert (computed.stream, computed.kind) == ("compute", "stage")
+        assert step.begin_s == computed.begin_s < computed.end_s == step.end_s
+    assert all(step.end_s <= after.begin_s for step, after in pairwise(timeline.steps))
 
 
 def test_chunks_that_yield_nothing_are_waited_for_at_their_end(on_device: Run) -> None:

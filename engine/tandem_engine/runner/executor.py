@@ -15,8 +15,8 @@ from torch import Tensor
 from tandem_engine.api.step import Step
 from tandem_engine.api.timeline import Timeline
 from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
-from tandem_engine.device.host_streams import HostStream
-from tandem_engine.device.stream_layouts import COMPUTE
+from tandem_engine.device.stream_layouts import current_stream
+from tandem_engine.device.streams import Stream
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.runner.batch import FlatBatch
@@ -170,7 +170,7 @@ class LocalExecutor:
         self._kv_cache = kv_cache
         self._host_cache = host_cache
         self._recorder = Recorder(decoder.plan.rank)
-        self._stream = HostStream(COMPUTE)
+        self._stream: Stream | None = None
         self._scorer = TokenScorer(decoder.row_sampler())
         # Held by a step, so that a recording begins and ends between two.
         self._computing = threading.Lock()
@@ -208,11 +208,12 @@ class LocalExecutor:
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
         with self._computing:
-            if not self._recorder.is_on:
+            if not self._recorder.is_on or self._stream is None:
                 return self._forward(batch)
             job = self._stream.run(lambda: self._forward(batch))
             trace = StepTrace()
             trace.add(job, self._stream)
+            trace.wait()
             self._recorder.add(batch, None, trace)
             return job.result()
 
@@ -223,6 +224,8 @@ class LocalExecutor:
     def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
         """See `RecordingExecutor`."""
         with self._computing:
+            # Its clock meets that of the host once a recording.
+            self._stream = current_stream(self._decoder.device)
             self._recorder.begin(num_steps, is_full)
 
     def end_recording(self) -> Timeline:

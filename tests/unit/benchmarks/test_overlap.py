@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.overlap.cases import Case, Work, fitting, grid, rate_for
+from benchmarks.overlap.cases import Case, Work, fitting, grid, rate_for, reachable_overlap
 from benchmarks.overlap.cli import app
 from benchmarks.overlap.figures import CaseFigures, Timed
 from benchmarks.overlap.gate import GateFigures
@@ -51,6 +51,38 @@ def test_the_bytes_of_a_step_are_its_sums_in_float32() -> None:
     assert WORK.num_sums == 23
     assert WORK.link_bytes == 23 * 512 * 4096 * 4
     assert rate_for(WORK, 2.0) == WORK.link_bytes * 4
+
+
+def test_between_two_stages_there_is_a_sum() -> None:
+    assert len(WORK.stages) == WORK.num_sums + 1
+    assert sum(WORK.stages) == WORK.operations
+
+
+@pytest.mark.parametrize(
+    ("stages", "share", "expected"),
+    [
+        # Begin and end have nothing beside them: of 100 stages a hundredth.
+        pytest.param([1.0] * 100, 0.5, 1.0, id="even, little communication"),
+        pytest.param([1.0] * 100, 1.0, 1.0, id="even, as much"),
+        pytest.param([1.0] * 100, 2.0, 0.99, id="even, more"),
+        # A sum takes 2: the short stage of 1 has another 1 to wait, the long one of 3 leaves 1.
+        pytest.param([1.0, 3.0] * 50, 1.0, 0.75, id="uneven, as much"),
+        pytest.param([1.0, 3.0] * 50, 0.5, 1.0, id="uneven, no more than the short one"),
+        pytest.param([1.0, 3.0] * 50, 1.5, 0.98, id="uneven, as much as the long one"),
+        pytest.param([1.0, 1.0], 1.0, 0.5, id="one sum"),
+    ],
+)
+def test_halves_reach_what_the_lengths_of_their_stages_allow(
+    stages: Sequence[float], share: float, expected: float
+) -> None:
+    assert reachable_overlap(stages, share) == pytest.approx(expected, abs=0.015)
+
+
+def test_a_goal_beyond_reach_is_told_from_a_loss() -> None:
+    at_balance = figures(communication=10.0, halves_s=12.0, exposed=2.0)
+
+    assert at_balance.reachable < at_balance.overlap_goal
+    assert at_balance.missed()[0] == "overlap (beyond reach)"
 
 
 def test_tokens_are_divided_into_prompts() -> None:

@@ -45,7 +45,7 @@ def test_handing_over_is_measured_and_written(tmp_path: Path) -> None:
     )
 
     (figures,) = json.loads(out.read_text())["handover"]
-    assert figures["num_bytes"] == 36 + 4 * NUM_ROWS
+    assert figures["num_bytes"] == 40 + 4 * NUM_ROWS
     assert figures["pickle_bytes"] > figures["num_bytes"]
     assert 0 < figures["work"] == sum(figures[part] for part in ("encode", "publish", "decode"))
     assert figures["through"] > 0
