@@ -47,6 +47,7 @@ PARAMS: Final = {
 """Sampling that the device does without asking the host."""
 ASKING: Final = {
     "cut": SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, top_k=30, seed=7),
+    "nucleus": SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=7),
     "logprobs": SamplingParams(max_tokens=8, temperature=0.0, logprobs=3),
     "prompt logprobs": SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs=2),
     "choices": SamplingParams(max_tokens=8, temperature=0.8, n=3, seed=7),
@@ -90,10 +91,11 @@ def test_steps_wait_for_their_tokens_alone(on_device: Run, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_steps_with_cut_rows_wait_four_times_more_at_most(on_device: Run) -> None:
-    waits = compare(on_device, {"cut": ASKING["cut"]}, **ASYNC)
+@pytest.mark.parametrize(("name", "more"), [("cut", 1), ("nucleus", 2)])
+def test_steps_with_cut_rows_wait_a_little_more(on_device: Run, name: str, more: int) -> None:
+    waits = compare(on_device, {name: ASKING[name]}, **ASYNC)
 
-    assert waits.total() <= 5 * waits[TOKENS]
+    assert waits.total() <= (1 + more) * waits[TOKENS]
 
 
 @pytest.mark.slow

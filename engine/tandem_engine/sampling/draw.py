@@ -13,6 +13,8 @@ from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 from tandem_engine.sampling.top_tokens import break_ties, largest
 
+_NO_TOP_P: Final = 2.0
+"""No sum of probabilities reaches it."""
 _WIDTHS: Final = (256, 2048, 16384)
 """Numbers of tokens that are scanned for the top ones; after the last of them all are."""
 
@@ -26,7 +28,9 @@ class Filters:
     """Lower bound by min_p relative to the largest logit, 0 or less; None: no row has a min_p."""
     top_k: Tensor
     top_p: Tensor
-    """2, which no sum reaches, where a row has none."""
+    """_NO_TOP_P where a row has none."""
+    num_enough: tuple[int, ...]
+    """Number of tokens that are enough to scan in each row, whatever their logits are."""
     first_widths: tuple[int, ...]
     """Number of tokens scanned first in each row; 0: nothing is cut off."""
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -45,7 +49,11 @@ class Filters:
             temperature=column([p.temperature for p in params], np.float32),
             margin=column(margins) if any(p.min_p for p in params) else None,
             top_k=ints_to_device(top_k, device).unsqueeze(1),
-            top_p=column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
+            top_p=column([p.top_p if p.top_p < 1.0 else _NO_TOP_P for p in params]),
+            num_enough=tuple(
+                k if k < vocab_size or p.top_p < 1.0 else 0
+                for k, p in zip(top_k, params, strict=True)
+            ),
             first_widths=tuple(
                 _width_for(k, vocab_size) if is_cut(row, vocab_size) else 0
                 for row, k in zip(rows, top_k, strict=True)
@@ -60,6 +68,7 @@ class Filters:
             margin=None,
             top_k=self.top_k[at],
             top_p=self.top_p[at],
+            num_enough=(),
             first_widths=(),
             seeds=self.seeds[:0],
         )
@@ -149,10 +158,14 @@ class _Cut:
         weights = weights * is_kept
         before = weights.cumsum(dim=-1)
         of_kept = before[:, -1:]
-        is_whole = (filters.top_k <= width) | (filters.top_p > 1.0) | (width == logits.shape[1])
-        mass = torch.where(is_whole, of_kept, self._total(logits, best, filters, is_whole))
+        # Known by the host, which would wait for a device that it asks.
+        are_enough = all(self.filters.num_enough[row] <= width for row in which)
+        is_whole = (filters.top_k <= width) | (filters.top_p > 1.0)
+        mass = of_kept
+        if not are_enough:
+            total = _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
+            mass = torch.where(is_whole, of_kept, total)
         enough = filters.top_p * mass
-        is_done = (is_whole | (of_kept >= enough) | of_kept.isnan()).squeeze(1)
         is_kept &= (before - weights) < enough
         is_kept[:, 0] = True
         if width < logits.shape[1]:
@@ -161,17 +174,12 @@ class _Cut:
         places = _look_up((weights * is_kept).gather(1, order), numbers)
         tokens = ids.gather(1, places.clamp(max=width - 1))
         drawn = torch.where(places < width, tokens, logits.shape[1]).squeeze(1)
-        if is_done.all():
-            chosen[at] = drawn
+        # Rows that are not done are drawn once more, and from more tokens.
+        chosen[at] = drawn
+        if are_enough:
             return []
-        chosen[at[is_done]] = drawn[is_done]
-        return at[~is_done].tolist()
-
-    def _total(self, logits: Tensor, best: Tensor, filters: Filters, is_whole: Tensor) -> Tensor:
-        """[rows, 1]: the mass of all tokens; undefined for rows that do not need it."""
-        if is_whole.all():
-            return torch.zeros_like(best, dtype=torch.float64)
-        return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
+        is_done = (is_whole | (of_kept >= enough) | of_kept.isnan()).squeeze(1)
+        return [row for row, done in zip(which, is_done.tolist(), strict=True) if not done]
 
 
 def _look_up(weights: Tensor, numbers: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The top tokens of each row, equal ones in the order of the vocabulary."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -59,7 +60,9 @@ def break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) ->
     last = values.gather(1, num_kept - 1)
     # Where all that were scanned stay, the next one is unknown: taken for equal.
     following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
-    for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
+    are_tied = ((following == last) & (last > -torch.inf)).squeeze(1)
+    # Read as it is: to ask a device for the places of what is true is to wait twice.
+    for row in compress(range(len(logits)), are_tied.tolist()):
         end = int(num_kept[row])
         begin = int((~(values[row] <= last[row])).sum())  # with NaN
         equals = (logits[row] == last[row]).nonzero().flatten()
