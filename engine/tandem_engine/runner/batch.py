@@ -158,6 +158,17 @@ def flatten(
     )
 
 
+def with_last_tokens(batch: FlatBatch) -> FlatBatch:
+    """Return a batch of decode rows with the last token of each, which the host knows.
+
+    Between pipeline stages no row is in two steps at once. Tokens that a device handed on would
+    have the first stage wait for the last one.
+    """
+    token_ids = np.array([row.output[-1] for row in batch.yielding], dtype=np.int64)
+    on_device = to_device(token_ids, batch.token_ids.device)
+    return replace(batch, token_ids=on_device, host_token_ids=token_ids, fed=None)
+
+
 @dataclass(slots=True)
 class _Columns:
     """The columns of a batch, to which one row after another is added."""

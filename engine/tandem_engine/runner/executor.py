@@ -65,7 +65,7 @@ class Executor(Protocol):
     def begin(self, batch: FlatBatch) -> PendingLogits:
         """Begin to compute a step; the next may begin before the logits of this one are there.
 
-        To be called under torch.inference_mode; every token of the batch is known.
+        To be called under torch.inference_mode; the batch's tokens are fed in.
 
         Returns:
             Logits of the yielding positions: float32 [yielding positions, vocabulary], or, where

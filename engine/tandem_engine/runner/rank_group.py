@@ -60,7 +60,7 @@ from tandem_engine.runner.rank_process import (
     prepare_executor,
 )
 from tandem_engine.runner.rank_watch import RankWatch
-from tandem_engine.runner.stage_collectives import world_shape
+from tandem_engine.runner.stage_collectives import tokens_group, world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
 
@@ -353,7 +353,7 @@ class RankGroup:
 
     def _broadcast(self, tokens: Tensor) -> None:
         """Hand tokens of rank 0 to the other ranks."""
-        self._joined().broadcast(tokens, 0)
+        self._joined().broadcast(tokens, 0, tokens_group(self._settings.shape))
 
     def _recorded(self) -> list[RankStep]:
         """Wait for what the other ranks have recorded; one that is lost has recorded nothing."""

@@ -46,7 +46,7 @@ from tandem_engine.runner.rank_batches import (
     read_prices,
     read_recording,
 )
-from tandem_engine.runner.stage_collectives import world_shape
+from tandem_engine.runner.stage_collectives import tokens_group, world_shape
 from tandem_engine.runner.stage_executor import Observe, StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
 
@@ -288,7 +288,8 @@ class _RankPart:
                 executor.set_prices(prices)
             case FlatBatch(sampled=sampled):
                 if sampled is not None:
-                    self._communicator.broadcast(sampled, 0)
+                    group = tokens_group(self._settings.shape)
+                    self._communicator.broadcast(sampled, 0, group)
                     work.feed_in(sampled)
                 executor.compute(work)
             case _:

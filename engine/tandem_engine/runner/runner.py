@@ -12,7 +12,7 @@ from tandem_engine.api.drafts import DraftLimits, Proposals
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import Candidate, SampledToken, Step, StepResult
 from tandem_engine.device.runtime import DeviceRuntime
-from tandem_engine.runner.batch import NO_AWAITED, FlatBatch, flatten
+from tandem_engine.runner.batch import NO_AWAITED, FlatBatch, flatten, with_last_tokens
 from tandem_engine.runner.compute import ComputeThread
 from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, ModelDrafter, Proposer, accepted
@@ -218,6 +218,8 @@ class ModelRunner:
     def prepare(self, step: Step) -> FlatBatch:
         """The batch of a step that has rows."""
         batch = self._decode_batches.advance(step)
+        if batch is not None and self._executor.num_stages > 1:
+            batch = with_last_tokens(batch)
         if batch is None:
             batch = flatten(
                 step,

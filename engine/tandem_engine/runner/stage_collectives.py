@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import ParallelShape, RankPlan
-from tandem_engine.parallel.world import Group, WorldShape
+from tandem_engine.parallel.world import WORLD, Group, WorldShape
 
 TP: Final = "tp"
 """Ranks that share layers; places are tp ranks."""
@@ -21,6 +21,14 @@ DP: Final = "dp"
 def hidden_group(stage: int) -> str:
     """The group by which a stage hands its hidden states, from place 0, to the next, at place 1."""
     return f"pp {stage}→{stage + 1}"
+
+
+def tokens_group(shape: ParallelShape) -> str:
+    """The group of all ranks by which rank 0 hands on tokens: one that sums have, where it can be.
+
+    A group of HCCL takes hundreds of MB of a card when it is first used.
+    """
+    return TP if shape.tp == shape.world_size else WORLD
 
 
 def world_shape(shape: ParallelShape) -> WorldShape:

@@ -347,6 +347,19 @@ def test_a_rank_gets_the_batches_of_busy_schedules(
     assert handing.executor.kinds[kind]
 
 
+def test_between_stages_all_tokens_are_in_the_message() -> None:
+    handing = Handing(standard(), blocks=256, hands_tokens=True)
+    handing.executor.num_stages = 2
+    for number in range(4):
+        handing.add(request(f"r{number}", 0, 20, prompt=(1,) * 9, temperature=0.0))
+
+    handing.finish()
+
+    assert handing.executor.kinds["batches"] > 10
+    assert not handing.executor.kinds["fed"]
+    assert not handing.executor.kinds["handed"]
+
+
 def test_rows_that_go_on_cost_four_bytes_each() -> None:
     handing = Handing(standard(max_batch_size=64), blocks=64 * 8)
     for number in range(64):
