@@ -5,17 +5,15 @@ from random import Random
 from typing import Final
 
 from benchmarks.scheduling.policies import Policy
-from benchmarks.scheduling.predicted import shape_of
 from tandem_engine.async_engine.capacity_question import (
     CapacityQuestion,
     MeasuredCapacity,
     RequestLengths,
 )
-from tandem_engine.scheduler.latency.capacity import one_at_a_time
 from tandem_engine.simulate.capacity_search import NUM_REQUESTS, measure_capacity
 from tandem_engine.simulate.machines import Machine
 from tandem_engine.simulate.predictions import prices_of
-from tandem_engine.simulate.workload import Arrival, Shape
+from tandem_engine.simulate.workload import Shape
 
 _PARTS: Final = 20
 """A mix is known to a twentieth: for each one is measured once."""
@@ -57,12 +55,10 @@ class MixedCapacities:
             for mean, part in mix
             for _ in range(round(NUM_REQUESTS * part / parts))
         ]
-        prices = prices_of(self._machine)
         return CapacityQuestion(
-            prices=prices,
+            prices=prices_of(self._machine),
             requests=[RequestLengths(each.num_input, 0, each.num_output) for each in shapes],
             schedule=self._policy.schedule,
             slo=self._policy.slo,
             num_blocks=self._machine.num_blocks,
-            guess=one_at_a_time(prices, shape_of([Arrival(0.0, each) for each in shapes])),
         )

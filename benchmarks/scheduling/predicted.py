@@ -108,21 +108,8 @@ def predicted_at(task: Task, rate: float) -> PredictedCapacity:
 
 def shape_of(load: Sequence[Arrival]) -> RequestShape:
     """Return the mean lengths of a load."""
-    shapes = [each.shape for each in load]
-    num_decodes = sum(shape.num_output - 1 for shape in shapes)
-    context = sum(
-        (shape.num_output - 1) * (shape.num_input + shape.num_output / 2) for shape in shapes
-    )
-    prompt = sum(shape.num_input for shape in shapes) / len(shapes)
-    square = sum(shape.num_input**2 for shape in shapes) / len(shapes)
-    return RequestShape(
-        prompt=prompt,
-        output=sum(shape.num_output for shape in shapes) / len(shapes),
-        computed=prompt,
-        pairs=square / 2,
-        context=context / num_decodes if num_decodes else prompt,
-        spread=square / prompt**2,
-    )
+    shapes = (each.shape for each in load)
+    return RequestShape.mean_of([(shape.num_input, 0, shape.num_output) for shape in shapes])
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> Table:

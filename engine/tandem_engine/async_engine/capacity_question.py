@@ -36,8 +36,9 @@ class CapacityQuestion:
     """The targets, with one of TTFT: without it no queue is too long."""
     num_blocks: int
     """KV blocks of the replica."""
-    guess: float
-    """Requests a second to begin the search with; above 0."""
+    guess: float | None = None
+    """Requests a second to begin the search with; None: those of a replica that serves one after
+    the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -42,7 +42,7 @@ from tandem_engine.async_engine.priority_metrics import PriorityMetrics
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.async_engine.slo_metrics import SloResults, predictions
 from tandem_engine.async_engine.timeline import Timeline
-from tandem_engine.scheduler.latency.capacity import ReplicaLimits, capacity, one_at_a_time
+from tandem_engine.scheduler.latency.capacity import ReplicaLimits
 from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord
@@ -343,23 +343,20 @@ class EngineMetrics(Collector):
         """
         stats, schedule, slo = self._stats, self._schedule, self._slo_results.slo
         asked = (self._sample.num_arrived, schedule, slo)
-        shape, requests, prices = self._recent.shape(), self._sample.lengths(), self._prices
-        if slo.ttft is None or shape is None or not requests or prices is None or stats is None:
+        requests, prices = self._sample.lengths(), self._prices
+        if slo.ttft is None or not requests or prices is None or stats is None:
             return None
         if asked == self._asked:
             return None
         self._asked = asked
         measured = self._measured_now()
-        limits = ReplicaLimits.of(schedule, stats.num_kv_blocks)
         return CapacityQuestion(
             prices=prices,
             requests=requests,
             schedule=schedule,
             slo=slo,
             num_blocks=stats.num_kv_blocks,
-            guess=(measured and measured.requests_per_s)
-            or capacity(prices, shape, limits, slo, pace=stats.tpot_pace or 1.0).requests_per_s
-            or one_at_a_time(prices, shape),
+            guess=(measured and measured.requests_per_s) or None,
         )
 
     def _measured_now(self) -> MeasuredCapacity | None:

@@ -12,7 +12,6 @@ from tandem_engine.async_engine.capacity_question import (
 )
 from tandem_engine.async_engine.load_sample import LoadSample
 from tandem_engine.async_engine.timeline import Timeline
-from tandem_engine.scheduler.latency.capacity import RequestShape, one_at_a_time
 from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.simulate.workload import Arrival, Shape
 
@@ -50,9 +49,7 @@ class CapacityMeter:
         timeline = self._timelines.pop(request_id)
         timeline.num_tokens, timeline.has_ended = shape.num_output, True
 
-    def capacity(
-        self, prices: StepPrices, shape: RequestShape, now: float
-    ) -> MeasuredCapacity | None:
+    def capacity(self, prices: StepPrices, now: float) -> MeasuredCapacity | None:
         """Return the newest capacity, measured now if it is time; None: too few have ended."""
         if self._slo.ttft is None or now < self._measured_at + _PERIOD_S:
             return self._measured
@@ -67,7 +64,7 @@ class CapacityMeter:
                 schedule=self._schedule,
                 slo=self._slo,
                 num_blocks=self._num_blocks,
-                guess=(last and last.requests_per_s) or one_at_a_time(prices, shape),
+                guess=(last and last.requests_per_s) or None,
             )
         )
         return self._measured

@@ -17,6 +17,7 @@ from tandem_engine.async_engine.capacity_question import (
     MeasuredCapacity,
     RequestLengths,
 )
+from tandem_engine.scheduler.latency.capacity import RequestShape, one_at_a_time
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.simulate.machines import Noise
@@ -60,10 +61,11 @@ def measure_capacity(
     rng = make_rng()
     requests = sorted(question.requests, key=lambda _: rng.random())
     low, high, concurrency = 0.0, inf, 0.0
-    rate, strides = question.guess, chain(_STRIDES, repeat(_STRIDES[-1]))
+    guess = question.guess or one_at_a_time(question.prices, RequestShape.mean_of(requests))
+    rate, strides = guess, chain(_STRIDES, repeat(_STRIDES[-1]))
     room = question.num_blocks * question.schedule.cache_block_size
     for _ in range(_MOST_TRIALS):
-        if high <= max(low * _PRECISION, question.guess * _LEAST_SHARE):
+        if high <= max(low * _PRECISION, guess * _LEAST_SHARE):
             break
         trial = _Trial(question, _PricedMachine(question.prices, requests, make_rng()))
         if trial.keeps_targets(_arrivals(requests, rate, room, make_rng())):

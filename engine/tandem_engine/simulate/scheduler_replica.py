@@ -180,7 +180,7 @@ class SchedulerReplica:
             return None
         prices = self.scheduler.step_prices
         meter = self._meter
-        measured = None if meter is None else meter.capacity(prices, shape, self._advanced_s)
+        measured = None if meter is None else meter.capacity(prices, self._advanced_s)
         return predict(prices, shape, self._limits, self._slo, pace=pace, measured=measured)
 
     def split(self, size: int) -> Replica:

@@ -264,3 +264,21 @@ def test_the_concurrency_is_a_number(prices: StepPrices, shape: RequestShape, ta
 
 def test_no_request_is_ongoing_where_none_keeps_the_targets() -> None:
     assert capacity(PRICES, SHAPE, LIMITS, slo(ttft_s=0.001)).concurrency == 0.0
+
+
+def test_the_mean_of_requests_that_are_alike_is_one_of_them() -> None:
+    assert RequestShape.mean_of([(1000, 0, 200)] * 3) == SHAPE
+
+
+def test_the_mean_counts_what_is_computed_and_read() -> None:
+    # Of the second prompt 200 tokens are computed, behind 600 others; it is answered by one token.
+    mean = RequestShape.mean_of([(400, 0, 11), (800, 600, 1)])
+
+    assert (mean.prompt, mean.output, mean.computed) == (600, 6, 300)
+    assert mean.pairs == (400 * 200 + 200 * 700) / 2
+    assert mean.context == 405.5
+    assert mean.spread == pytest.approx((400**2 + 800**2) / 2 / 600**2)
+
+
+def test_the_mean_of_single_tokens_reads_their_prompts() -> None:
+    assert RequestShape.mean_of([(10, 0, 1), (30, 0, 1)]).context == 20

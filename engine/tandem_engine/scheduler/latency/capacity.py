@@ -7,6 +7,7 @@ for what the TPOT target leaves of the steps; their wait is that of an M/G/1 que
 is sought at which step time, rows, KV blocks and the time to the first token keep their limits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, log, sqrt
@@ -67,6 +68,27 @@ class RequestShape:
             computed=prompt,
             pairs=prompt * prompt / 2.0,
             context=prompt + output / 2.0,
+        )
+
+    @classmethod
+    def mean_of(cls, lengths: Sequence[tuple[int, int, int]]) -> "RequestShape":
+        """Return the means of one request or more.
+
+        Args:
+            lengths: Tokens of a prompt, those of them that the prefix cache has, and of its answer.
+        """
+        num_requests = len(lengths)
+        num_decodes = sum(output - 1 for _, _, output in lengths)
+        read = sum((output - 1) * (prompt + output / 2) for prompt, _, output in lengths)
+        pairs = sum((n - cached) * (cached + (n - cached) / 2) for n, cached, _ in lengths)
+        prompt = sum(n for n, _, _ in lengths) / num_requests
+        return cls(
+            prompt=prompt,
+            output=sum(output for _, _, output in lengths) / num_requests,
+            computed=prompt - sum(cached for _, cached, _ in lengths) / num_requests,
+            pairs=pairs / num_requests,
+            context=read / num_decodes if num_decodes else prompt,
+            spread=sum(n * n for n, _, _ in lengths) / num_requests / prompt**2,
         )
 
     @property

@@ -35,7 +35,6 @@ QUESTION = CapacityQuestion(
     schedule=SCHEDULE,
     slo=SLO,
     num_blocks=MACHINE.num_blocks,
-    guess=1.0,
 )
 
 
@@ -81,7 +80,7 @@ def test_the_targets_are_kept_below_it_and_missed_above(num_long: int) -> None:
 def test_the_guess_decides_how_long_it_takes_and_not_what_comes_out() -> None:
     rates = [
         measure_capacity(replace(QUESTION, guess=guess), seeded).requests_per_s
-        for guess in (0.05, 3.0, 40.0)
+        for guess in (None, 0.05, 3.0, 40.0)
     ]
 
     assert max(rates) <= 1.15 * min(rates)
@@ -92,7 +91,7 @@ def test_a_target_that_no_queue_of_a_trial_misses_is_the_rate_at_which_none_grow
     rate = measure_capacity(replace(QUESTION, slo=patient), seeded).requests_per_s
 
     # A prompt of 1,000 tokens takes 0.13 s beside the answers, and a row a tenth of a millisecond.
-    assert 4.0 < rate < 8.0
+    assert 3.0 < rate < 8.0
 
 
 def test_requests_that_are_being_served_follow_from_their_rate() -> None:
