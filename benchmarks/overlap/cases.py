@@ -1,10 +1,13 @@
 """The cases: prompts, and a rate of the link; what they take, and which fit a time. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from math import fsum
-from typing import Final
+from math import fsum, sqrt
+from typing import Final, NamedTuple
+
+from tandem_engine.microbatch.prices import CutPrices
+from tandem_engine.runner.micro_batch_control import EVERY_STEP
 
 HIDDEN: Final = 4096
 MLP: Final = 11008
@@ -17,8 +20,38 @@ _SUMMED_BYTES: Final = 4
 TOKENS: Final = (512, 2048, 8192)
 SHARES: Final = (0.25, 0.5, 1.0, 1.5)
 NUM_PROMPTS: Final = (1, 16)
+_WARM_UP_STEPS: Final = 3
 _BY_USE: Final = (1.0, 0.5, 1.5, 0.25)
 """Shares by how much they tell; others come behind them."""
+
+
+_HEADS: Final = NUM_HEADS * HEAD_DIM
+_QKV: Final = 2.0 * 3 * HIDDEN * _HEADS
+"""Operations for a token, as the next two."""
+_OUT: Final = 2.0 * HIDDEN * _HEADS
+_MLP: Final = 2.0 * 3 * HIDDEN * MLP
+_TOKEN_OPERATIONS: Final = _QKV + _OUT + _MLP
+_PAIR_OPERATIONS: Final = 4.0 * _HEADS
+"""Of attention, for two tokens."""
+
+
+class Part(NamedTuple):
+    """Tokens that are computed together in each layer."""
+
+    num_tokens: float
+    pairs: float
+    """Of tokens that attend to each other."""
+
+    def stages(self, num_layers: int) -> tuple[float, ...]:
+        """Operations of one rank in front of each sum, and behind the last one.
+
+        Of its share of the matrices, and of attention.
+        """
+        qkv = _QKV * self.num_tokens + _PAIR_OPERATIONS * self.pairs
+        out, mlp = _OUT * self.num_tokens, _MLP * self.num_tokens
+        # As with sums: the last layer has keys, values and attention of all tokens, and no more.
+        layers = (qkv + out, mlp) * (num_layers - 1)
+        return tuple(stage / RANKS for stage in (0.0, *layers, qkv))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +89,28 @@ class Work:
         return self.num_sums * self.num_tokens * HIDDEN * _SUMMED_BYTES
 
     @property
-    def stages(self) -> tuple[float, ...]:
-        """Operations of one rank in front of each sum, and behind the last one.
-
-        Of its share of the matrices, and of attention.
-        """
-        heads = NUM_HEADS * HEAD_DIM
+    def whole(self) -> Part:
+        """All of it."""
         pairs = fsum(length * (length + 1) / 2 for length in self.prompts)
-        qkv = 2.0 * self.num_tokens * 3 * HIDDEN * heads + 4.0 * pairs * heads
-        out = 2.0 * self.num_tokens * HIDDEN * heads
-        mlp = 2.0 * self.num_tokens * 3 * HIDDEN * MLP
-        # As with sums: the last layer has keys, values and attention of all tokens, and no more.
-        layers = (qkv + out, mlp) * (self.num_layers - 1)
-        return tuple(stage / RANKS for stage in (0.0, *layers, qkv))
+        return Part(self.num_tokens, pairs)
+
+    @property
+    def halves(self) -> tuple[Part, Part]:
+        """Two parts with equal numbers of operations: of one prompt, begin and end."""
+        whole = self.whole
+        if self.num_prompts > 1:
+            half = Part(whole.num_tokens / 2, whole.pairs / 2)
+            return half, half
+        token, pair = _TOKEN_OPERATIONS, _PAIR_OPERATIONS
+        operations = token * whole.num_tokens + pair * whole.pairs
+        first = (sqrt(token**2 + pair * operations) - token) / pair
+        begin = Part(first, first**2 / 2)
+        return begin, Part(whole.num_tokens - begin.num_tokens, whole.pairs - begin.pairs)
 
     @property
     def operations(self) -> float:
         """Operations of one rank."""
-        return fsum(self.stages)
+        return fsum(self.whole.stages(self.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,35 +201,56 @@ def fitting(
 
 
 def seconds_of(cases: Sequence[Case], compute_s: dict[Work, float]) -> float:
-    """Return what cases take together, the two steps that warm each work up included."""
-    warm_up_s = fsum(2.0 * compute_s[work] for work in {case.work for case in cases})
+    """Return what cases take together, the steps that warm each work up included."""
+    warm_up_s = fsum(_WARM_UP_STEPS * compute_s[work] for work in {case.work for case in cases})
     return warm_up_s + fsum(case.seconds(compute_s[case.work]) for case in cases)
 
 
-def reachable_overlap(stages: Sequence[float], share: float) -> float:
-    """Return the overlap of two equal halves that take turns, were nothing lost on the way.
+def reachable_overlap(halves: Sequence[Part], num_layers: int, share: float) -> float:
+    """Return the overlap of two halves that take turns, were nothing lost on the way.
 
     A half computes a stage when the other has computed its own, and when its last sum is there;
-    it communicates when the other has. All sums take as long, and stages do not: where a sum takes
-    longer than the shorter stage and not as long as the longer one, either side waits for the
-    other by turns.
+    it communicates when the other has. Its sums all take as long, and its stages do not: where a
+    sum takes longer than the shorter stage and not as long as the longer one, either side waits
+    for the other by turns.
 
     Args:
-        stages: Times of the stages; between two there is a sum.
+        halves: The first one first.
+        num_layers: Layers of both.
         share: Communication over computation.
     """
-    compute_s = fsum(stages)
-    sum_s = share * compute_s / (len(stages) - 1) / 2
+    stages = [half.stages(num_layers) for half in halves]
+    num_sums, compute_s = len(stages[0]) - 1, fsum(map(fsum, stages))
+    sum_s_of_token = share * compute_s / num_sums / fsum(half.num_tokens for half in halves)
     computed_s = communicated_s = 0.0
     summed_s = [0.0, 0.0]
-    for number, stage in enumerate(stages):
-        for half in (0, 1):
-            computed_s = max(computed_s, summed_s[half]) + stage / 2
-            if number < len(stages) - 1:
-                communicated_s = max(communicated_s, computed_s) + sum_s
-                summed_s[half] = communicated_s
+    for number, in_turn in enumerate(zip(*stages, strict=True)):
+        for half, stage_s in enumerate(in_turn):
+            computed_s = max(computed_s, summed_s[half]) + stage_s
+            if number < num_sums:
+                sum_s = sum_s_of_token * halves[half].num_tokens
+                summed_s[half] = communicated_s = max(communicated_s, computed_s) + sum_s
     exposed_s = computed_s - compute_s
     return (share * compute_s - exposed_s) / (min(1.0, share) * compute_s)
+
+
+def cut_by(work: Work, *, compute_s: float, in_prompts: Mapping[int, float]) -> CutPrices:
+    """Return the prices of a step's tokens and pairs of them, by which it is cut whatever it gains.
+
+    As an engine learns them: what longer prompts take in addition is attention's.
+
+    Args:
+        work: The step.
+        compute_s: What it takes to compute.
+        in_prompts: What as many tokens take, divided into so many prompts; empty: it is not known,
+            and operations decide.
+    """
+    token_s, pair_s = _TOKEN_OPERATIONS, _PAIR_OPERATIONS
+    for num_prompts, seconds in in_prompts.items():
+        pairs = work.whole.pairs - replace(work, num_prompts=num_prompts).whole.pairs
+        pair_s = max(0.0, compute_s - seconds) / pairs
+        token_s = (compute_s - pair_s * work.whole.pairs) / work.num_tokens
+    return replace(EVERY_STEP, token_s=token_s, pair_s=pair_s)
 
 
 def rate_for(work: Work, seconds: float) -> float:

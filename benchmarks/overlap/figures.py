@@ -110,7 +110,8 @@ class CaseFigures:
     @property
     def reachable(self) -> float:
         """The overlap that stages of these lengths allow, were nothing lost on the way."""
-        return reachable_overlap(self.case.work.stages, self.share)
+        work = self.case.work
+        return reachable_overlap(work.halves, work.num_layers, self.share)
 
     @property
     def tail_s(self) -> float:

@@ -12,6 +12,7 @@ from benchmarks.overlap.figures import Timed
 from benchmarks.overlap.link import End
 from benchmarks.overlap.processes import cores_of_ranks, receive, started
 from benchmarks.overlap.rank import Build, Compute, Order, RankPlace
+from tandem_engine.microbatch.prices import CutPrices
 
 _END_S: Final = 5.0
 """A rank that is in a step of minutes does not look at its pipe."""
@@ -50,9 +51,9 @@ class RankPair:
         """Make a model with so many layers."""
         self._all(Build(num_layers, num_tokens))
 
-    def compute(self, work: Work, *, is_cut: bool) -> Timed:
-        """Compute a step on both."""
-        return Timed.of_ranks(self._all(Compute(work, is_cut)))
+    def compute(self, work: Work, *, cut_by: CutPrices | None = None) -> Timed:
+        """Compute a step on both; cut, if there are prices for it."""
+        return Timed.of_ranks(self._all(Compute(work, cut_by)))
 
     def _all(self, order: Order) -> list[Any]:
         for connection in self._connections:

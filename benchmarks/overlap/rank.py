@@ -29,13 +29,13 @@ from tandem_engine.device.host_memory import HostInts
 from tandem_engine.device.registry import open_device
 from tandem_engine.microbatch.cut import Cut, RefusalReason
 from tandem_engine.microbatch.overlap import StepOverlap
+from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import allocate_kv_cache
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
-from tandem_engine.runner.micro_batch_control import EVERY_STEP
 from tandem_engine.runner.stage_collectives import TP, world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
 
@@ -64,10 +64,11 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute a step, cut or whole."""
+    """Compute a step."""
 
     work: Work
-    is_cut: bool
+    cut_by: CutPrices | None
+    """None: it stays whole."""
 
 
 Order = Build | Compute
@@ -129,8 +130,8 @@ class _Rank:
             case Build(num_layers, num_tokens):
                 self._build(num_layers, num_tokens)
                 return None
-            case Compute(work, is_cut):
-                return self._compute(work, is_cut=is_cut)
+            case Compute(work, cut_by):
+                return self._compute(work, cut_by)
             case _:
                 assert_never(order)
 
@@ -165,10 +166,10 @@ class _Rank:
     ) -> None:
         self._measured.append((isinstance(outcome, Cut), measured))
 
-    def _compute(self, work: Work, *, is_cut: bool) -> Timed:
+    def _compute(self, work: Work, cut_by: CutPrices | None) -> Timed:
         assert self._executor is not None, "it is built first; this is a bug"  # noqa: S101
         batch = flat_batch(work)
-        self._executor.set_prices(EVERY_STEP if is_cut else None)
+        self._executor.set_prices(cut_by)
         self._measured.clear()
         self._meet()
         begin = time.perf_counter()

@@ -1,13 +1,13 @@
 """The benchmark from its settings to its files: link, ranks, rates, steps, figures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.overlap.cases import Case, Work, fitting, grid, rate_for, seconds_of
+from benchmarks.overlap.cases import Case, Work, cut_by, fitting, grid, rate_for, seconds_of
 from benchmarks.overlap.figures import CaseFigures, Timed
 from benchmarks.overlap.link import LOOPBACK_ENDS, ShapedLink, link_or_none
 from benchmarks.overlap.pair import RankPair
@@ -17,10 +17,13 @@ from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import begin, result_console, status_line, title_of, write_result
 from benchmarks.serving.session import exit_on_sigterm
 from tandem_engine.microbatch.overlap import StepOverlap
+from tandem_engine.microbatch.prices import CutPrices
 
 _FAST: Final = 40e9
 """Bits a second of a link that no rank waits for."""
 _CALIBRATED_TOKENS: Final = 128
+_MANY_PROMPTS: Final = 16
+"""Prompts of which attention takes next to nothing beside that of one."""
 
 Note = Callable[[str], None]
 
@@ -94,6 +97,7 @@ class _Session:
         self._link = link
         self._note = note
         self._compute_s: dict[Work, float] = {}
+        self._prices: dict[Work, CutPrices] = {}
         self._s_per_operation = 0.0
         self._seconds_to_aim_at = 1.0
 
@@ -141,7 +145,7 @@ class _Session:
                 yield self._measure(case)
 
     def _warm_up(self, work: Work) -> None:
-        """Have steps of both kinds take their memory, and learn what a whole one computes.
+        """Have steps of both kinds take their memory, and learn what a whole one takes of what.
 
         What the kernel clears for the first cut step would count as the halves' computation, and
         the first share be aimed at by what small steps have taken.
@@ -149,8 +153,13 @@ class _Session:
         self._note(f"{work.in_words}: warming up")
         if self._link is not None:
             self._link.set_rate(_FAST)
-        self._pair.compute(work, is_cut=True)
-        self._compute_s[work] = self._pair.compute(work, is_cut=False).overlap.compute_s
+        self._pair.compute(work, cut_by=cut_by(work, compute_s=0.0, in_prompts={}))
+        compute_s = self._compute_s[work] = self._pair.compute(work).overlap.compute_s
+        parts = {}
+        if work.num_prompts == 1:
+            in_prompts = replace(work, num_prompts=_MANY_PROMPTS)
+            parts[_MANY_PROMPTS] = self._pair.compute(in_prompts).overlap.compute_s
+        self._prices[work] = cut_by(work, compute_s=compute_s, in_prompts=parts)
 
     def _measure(self, case: Case) -> CaseFigures:
         rate = self._set_rate(case)
@@ -160,8 +169,8 @@ class _Session:
             # In turns, so that load which comes and goes meets both.
             for is_cut in (False, True) if number % 2 == 0 else (True, False):
                 self._note(f"{case.name}: {'cut' if is_cut else 'whole'} step {number + 1}")
-                timed = self._pair.compute(case.work, is_cut=is_cut)
-                (halves if is_cut else whole).append(timed)
+                prices = self._prices[case.work] if is_cut else None
+                (halves if is_cut else whole).append(self._pair.compute(case.work, cut_by=prices))
         figures = CaseFigures.of(case, whole, halves, rate=rate)
         self._learn(case, figures.whole)
         return figures
@@ -196,7 +205,7 @@ class _Session:
         self._s_per_operation = self._compute_s[work] / work.operations
         case = Case(work=work, share=1.0, repeats=1)
         if self._set_rate(case) is not None:
-            self._learn(case, self._pair.compute(work, is_cut=False).overlap)
+            self._learn(case, self._pair.compute(work).overlap)
 
     def _predicted(self, work: Work) -> float:
         """Seconds that a step computes: as measured, or else by its operations."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overlap.cases import Work
+from benchmarks.overlap.cases import Work, cut_by
 from benchmarks.overlap.errors import LinkError
 from benchmarks.overlap.link import LOOPBACK, enter, shaped_link
 from benchmarks.overlap.pair import RankPair
@@ -89,7 +89,8 @@ def test_two_ranks_compute_whole_and_cut_steps_over_it() -> None:
     with shaped_link() as link, RankPair.opened(link.ends) as pair:
         link.set_rate(FAST)
         pair.build(work.num_layers, work.num_tokens)
-        whole, halves = (pair.compute(work, is_cut=is_cut) for is_cut in (False, True))
+        prices = cut_by(work, compute_s=0.0, in_prompts={})
+        whole, halves = (pair.compute(work, cut_by=cut) for cut in (None, prices))
         sent = run("ip", "-j", "-s", "-n", str(link.ends[0].namespace), "link", "show", "veth0")
 
     assert (whole.is_cut, halves.is_cut) == (False, True)
