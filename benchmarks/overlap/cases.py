@@ -241,9 +241,9 @@ def cut_by(work: Work, *, compute_s: float, in_prompts: Mapping[int, float]) -> 
 
     Args:
         work: The step.
-        compute_s: What it takes to compute.
-        in_prompts: What as many tokens take, divided into so many prompts; empty: it is not known,
-            and operations decide.
+        compute_s: Seconds that it computes.
+        in_prompts: The same of as many tokens, divided into so many prompts; empty: it is not
+            known, and operations decide.
     """
     token_s, pair_s = _TOKEN_OPERATIONS, _PAIR_OPERATIONS
     for num_prompts, seconds in in_prompts.items():

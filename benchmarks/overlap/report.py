@@ -24,7 +24,7 @@ _COLUMNS: Final = (
     "cut, ms",
     "overlap",
     "by wall",
-    "reachable",
+    "reach",
     "speedup",
     "bound",
     "of it",
