@@ -1,6 +1,6 @@
 """The cases: prompts, and a rate of the link; what they take, and which fit a time. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import fsum, sqrt
@@ -74,6 +74,11 @@ class Work:
         """For the progress."""
         prompts = "one prompt" if self.num_prompts == 1 else f"{self.num_prompts} prompts"
         return f"{self.num_tokens:,} tokens, {prompts}"
+
+    @property
+    def in_many_prompts(self) -> "Work":
+        """As many tokens in prompts whose attention takes next to nothing beside that of one."""
+        return replace(self, num_prompts=max(NUM_PROMPTS))
 
     @property
     def num_sums(self) -> int:
@@ -234,7 +239,7 @@ def reachable_overlap(halves: Sequence[Part], num_layers: int, share: float) -> 
     return (share * compute_s - exposed_s) / (min(1.0, share) * compute_s)
 
 
-def cut_by(work: Work, *, compute_s: float, in_prompts: Mapping[int, float]) -> CutPrices:
+def cut_by(work: Work, *, compute_s: float, in_many_s: float | None) -> CutPrices:
     """Return the prices of a step's tokens and pairs of them, by which it is cut whatever it gains.
 
     As an engine learns them: what longer prompts take in addition is attention's.
@@ -242,13 +247,12 @@ def cut_by(work: Work, *, compute_s: float, in_prompts: Mapping[int, float]) -> 
     Args:
         work: The step.
         compute_s: Seconds that it computes.
-        in_prompts: The same of as many tokens, divided into so many prompts; empty: it is not
-            known, and operations decide.
+        in_many_s: The same of `in_many_prompts`; None: it is not known, and operations decide.
     """
     token_s, pair_s = _TOKEN_OPERATIONS, _PAIR_OPERATIONS
-    for num_prompts, seconds in in_prompts.items():
-        pairs = work.whole.pairs - replace(work, num_prompts=num_prompts).whole.pairs
-        pair_s = max(0.0, compute_s - seconds) / pairs
+    if in_many_s is not None:
+        pairs = work.whole.pairs - work.in_many_prompts.whole.pairs
+        pair_s = max(0.0, compute_s - in_many_s) / pairs
         token_s = (compute_s - pair_s * work.whole.pairs) / work.num_tokens
     return replace(EVERY_STEP, token_s=token_s, pair_s=pair_s)
 

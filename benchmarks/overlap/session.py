@@ -1,7 +1,7 @@
 """The benchmark from its settings to its files: link, ranks, rates, steps, figures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -22,8 +22,6 @@ from tandem_engine.microbatch.prices import CutPrices
 _FAST: Final = 40e9
 """Bits a second of a link that no rank waits for."""
 _CALIBRATED_TOKENS: Final = 128
-_MANY_PROMPTS: Final = 16
-"""Prompts of which attention takes next to nothing beside that of one."""
 
 Note = Callable[[str], None]
 
@@ -153,13 +151,12 @@ class _Session:
         self._note(f"{work.in_words}: warming up")
         if self._link is not None:
             self._link.set_rate(_FAST)
-        self._pair.compute(work, cut_by=cut_by(work, compute_s=0.0, in_prompts={}))
+        self._pair.compute(work, cut_by=cut_by(work, compute_s=0.0, in_many_s=None))
         compute_s = self._compute_s[work] = self._pair.compute(work).overlap.compute_s
-        parts = {}
+        in_many_s = None
         if work.num_prompts == 1:
-            in_prompts = replace(work, num_prompts=_MANY_PROMPTS)
-            parts[_MANY_PROMPTS] = self._pair.compute(in_prompts).overlap.compute_s
-        self._prices[work] = cut_by(work, compute_s=compute_s, in_prompts=parts)
+            in_many_s = self._pair.compute(work.in_many_prompts).overlap.compute_s
+        self._prices[work] = cut_by(work, compute_s=compute_s, in_many_s=in_many_s)
 
     def _measure(self, case: Case) -> CaseFigures:
         rate = self._set_rate(case)

@@ -89,7 +89,7 @@ def test_two_ranks_compute_whole_and_cut_steps_over_it() -> None:
     with shaped_link() as link, RankPair.opened(link.ends) as pair:
         link.set_rate(FAST)
         pair.build(work.num_layers, work.num_tokens)
-        prices = cut_by(work, compute_s=0.0, in_prompts={})
+        prices = cut_by(work, compute_s=0.0, in_many_s=None)
         whole, halves = (pair.compute(work, cut_by=cut) for cut in (None, prices))
         sent = run("ip", "-j", "-s", "-n", str(link.ends[0].namespace), "link", "show", "veth0")
 

@@ -105,14 +105,14 @@ def test_steps_are_cut_by_what_long_prompts_take_in_addition() -> None:
     in_16 = replace(work, num_prompts=16)
     seconds = {each: 2.0 * each.num_tokens + 0.001 * each.whole.pairs for each in (work, in_16)}
 
-    prices = cut_by(work, compute_s=seconds[work], in_prompts={16: seconds[in_16]})
+    prices = cut_by(work, compute_s=seconds[work], in_many_s=seconds[in_16])
     assert prices.token_s == pytest.approx(2.0)
     assert prices.pair_s == pytest.approx(0.001)
 
-    by_operations = cut_by(work, compute_s=0.0, in_prompts={})
+    by_operations = cut_by(work, compute_s=0.0, in_many_s=None)
     assert 0.0 < by_operations.pair_s < by_operations.token_s
     # Noise makes no price negative.
-    assert cut_by(work, compute_s=1.0, in_prompts={16: 1.1}).pair_s == 0.0
+    assert cut_by(work, compute_s=1.0, in_many_s=1.1).pair_s == 0.0
 
 
 def test_a_goal_beyond_reach_is_told_from_a_loss() -> None:
