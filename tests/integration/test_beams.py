@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem_engine.api.step import Candidate
-from tandem_engine.scheduler.beam.search import BeamSearch, Hypothesis
+from tandem_engine.scheduler.beam_search import BeamSearch, Hypothesis
 from tandem_engine.text.codec import load_codec
 from tests.tiny import TINY, held_out
 

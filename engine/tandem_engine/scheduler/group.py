@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import BeamMove, Candidate
-from tandem_engine.scheduler.beam.search import BeamSearch
+from tandem_engine.scheduler.beam_search import BeamSearch
 
 # What most groups have: a dict of its own for each would be the largest part of them.
 _NO_BEAMS: Final[Mapping[str, Any]] = MappingProxyType({})

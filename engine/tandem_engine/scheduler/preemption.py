@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf, nextafter
 
 from tandem_engine.scheduler.kv_blocks import KVBlocks
-from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.orders import Order
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State

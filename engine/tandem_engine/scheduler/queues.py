@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tandem_engine.scheduler.policies.orders import Order
-from tandem_engine.scheduler.policies.orders.order import arrival
+from tandem_engine.scheduler.orders import Order
+from tandem_engine.scheduler.orders.order import arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 from tandem_engine.scheduler.waiting import Waiting
 

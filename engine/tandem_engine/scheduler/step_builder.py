@@ -10,14 +10,13 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.step import BeamMove, Step
 from tandem_engine.scheduler.kv_blocks import KVBlocks
-from tandem_engine.scheduler.policies.batch_size import BatchLimits
-from tandem_engine.scheduler.policies.orders import Order
-from tandem_engine.scheduler.policies.orders.order import Key, arrival
+from tandem_engine.scheduler.orders import Order
+from tandem_engine.scheduler.orders.order import Key, arrival
 from tandem_engine.scheduler.preemption import Preemptor
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State
-from tandem_engine.scheduler.step_rows import StepRows
+from tandem_engine.scheduler.step_rows import BatchLimits, StepRows
 from tandem_engine.scheduler.wait_reasons import WaitReasons
 
 SKIPPING_REASONS: Final = frozenset({Reason.PREFIX_PENDING, Reason.LONG_PREFILLS})

@@ -2,9 +2,19 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.sequence import Sequence
+
+
+class BatchLimits(NamedTuple):
+    """maxBatchSize and maxPrefillBatchSize as they are in force for one step."""
+
+    max_batch_size: int
+    """Sequences that may run at the same time."""
+    max_prefill_batch_size: int
+    """Sequences that may work on their prompt in this step; 0: none."""
 
 
 @dataclass(slots=True, eq=False)

@@ -8,9 +8,9 @@ from typing import Final
 
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
-from tandem_engine.scheduler.beam.beam_updater import BeamUpdater
+from tandem_engine.scheduler.beam_updater import BeamUpdater
 from tandem_engine.scheduler.kv_blocks import KVBlocks
-from tandem_engine.scheduler.policies.budget import Pace
+from tandem_engine.scheduler.pace import Pace
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence, SequenceGroup
 

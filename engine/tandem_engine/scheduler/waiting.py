@@ -6,8 +6,8 @@ from itertools import chain, count, islice
 from math import inf
 from typing import Final
 
-from tandem_engine.scheduler.policies.orders import Order
-from tandem_engine.scheduler.policies.orders.order import DeadlineOrder, Key, arrival
+from tandem_engine.scheduler.orders import Order
+from tandem_engine.scheduler.orders.order import DeadlineOrder, Key, arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 
 # Entries of those that left, beside as many as wait, that are not worth a rebuild.

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.latency.step_model import Coefficients, StepTimeModel
-from tandem_engine.scheduler.policies.batch_size import BatchLimits, BatchSizeView, batch_size_for
+from tandem_engine.scheduler.policies.batch_size import BatchSizeView, batch_size_for
+from tandem_engine.scheduler.policies.batch_size.batch_size_policy import FixedBatchSize
 from tandem_engine.scheduler.policies.batch_size.bisection import WINDOW, BisectedBatchSize
-from tandem_engine.scheduler.policies.batch_size.fixed_batch_size import FixedBatchSize
 from tandem_engine.scheduler.policies.batch_size.predicted import PredictedBatchSize
+from tandem_engine.scheduler.step_rows import BatchLimits
 
 
 def view(num_running: int = 0, num_waiting: int = 0, **given: Any) -> BatchSizeView:

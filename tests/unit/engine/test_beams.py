@@ -9,7 +9,7 @@ import pytest
 from tandem_engine.api.errors import InvalidParameter
 from tandem_engine.api.output import TokenLogprob
 from tandem_engine.api.step import BeamMove, Candidate, SampledToken
-from tandem_engine.scheduler.beam.search import BeamSearch, BeamStep, Hypothesis
+from tandem_engine.scheduler.beam_search import BeamSearch, BeamStep, Hypothesis
 
 EarlyStopping = bool | Literal["never"]
 Tokens = tuple[int, ...]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.step import Candidate
-from tandem_engine.scheduler.beam.search import BeamSearch, Hypothesis
+from tandem_engine.scheduler.beam_search import BeamSearch, Hypothesis
 
 EarlyStopping = bool | Literal["never"]
 Tokens = tuple[int, ...]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import LatencyTarget, Slo
-from tandem_engine.scheduler.policies.orders.bounded import MAX_PREEMPTIONS
+from tandem_engine.scheduler.orders.order import MAX_PREEMPTIONS
 from tests.unit.engine.scheduling import STEP_S, Bench, mix, request, standard, tokens
 from tests.unit.engine.test_scheduler_properties import schedules, slos
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.scheduler.error_budget import ErrorBudget
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
-from tandem_engine.scheduler.policies.orders.laxity_order import PATIENCE, LaxityOrder
+from tandem_engine.scheduler.orders.laxity_order import PATIENCE, LaxityOrder
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import Bench, mix, request

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
-from tandem_engine.scheduler.policies.orders.bounded import MAX_PREEMPTIONS
-from tandem_engine.scheduler.policies.orders.mlfq import level_of
+from tandem_engine.scheduler.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
+from tandem_engine.scheduler.orders.mlfq import level_of
+from tandem_engine.scheduler.orders.order import MAX_PREEMPTIONS
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tests.unit.engine.scheduling import Bench, mix, request, standard
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.slo import LatencyTarget, Slo
-from tandem_engine.scheduler.policies.budget.pace import (
+from tandem_engine.scheduler.pace import (
     FASTEST,
     LARGEST_GAP,
     LATE_SHARE,

@@ -12,7 +12,7 @@ from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import KNEES, Coefficients, StepTimeModel
 from tandem_engine.scheduler.policies.budget import Budget, BudgetView, budget_for
-from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
+from tandem_engine.scheduler.policies.budget.budget import FixedBudget
 from tandem_engine.scheduler.policies.budget.slo_budget import SAFETY, SloBudget
 
 # A step costs 8 ms, a token 0.1 ms, a cached token of a decode row 1 µs, a row 0.2 ms; attention

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS
-from tandem_engine.scheduler.policies.orders.fcfs import FirstComeFirstServed
-from tandem_engine.scheduler.policies.orders.laxity_order import LaxityOrder
+from tandem_engine.scheduler.orders import SPLIT_FUSE_ORDERS
+from tandem_engine.scheduler.orders.laxity_order import LaxityOrder
+from tandem_engine.scheduler.orders.plain_orders import FirstComeFirstServed
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import request

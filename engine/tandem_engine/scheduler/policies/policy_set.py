@@ -8,15 +8,17 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.batch_size import BatchLimits, BatchSizeView, batch_size_for
-from tandem_engine.scheduler.policies.budget import Pace, budget_for
-from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
-from tandem_engine.scheduler.policies.orders.bounded import bounded
-from tandem_engine.scheduler.policies.orders.laxity_order import LaxityOrder
+from tandem_engine.scheduler.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
+from tandem_engine.scheduler.orders.laxity_order import LaxityOrder
+from tandem_engine.scheduler.orders.order import bounded
+from tandem_engine.scheduler.pace import Pace
+from tandem_engine.scheduler.policies.batch_size import BatchSizeView, batch_size_for
+from tandem_engine.scheduler.policies.budget import budget_for
 from tandem_engine.scheduler.policies.stages import STAGE_POLICIES
 from tandem_engine.scheduler.policies.strategies import STRATEGIES, Strategy, StrategyContext
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records.records import StepRecord
+from tandem_engine.scheduler.step_rows import BatchLimits
 from tandem_engine.scheduler.subsample import subsample
 
 # Multiples of the TTFT target (or expected TTFT) after which a waiting request goes first,

@@ -1,24 +1,15 @@
 """Policies on the number of running sequences, one file for each."""
 
-from typing import Protocol
-
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.batch_size.batch_size_view import BatchLimits, BatchSizeView
+from tandem_engine.scheduler.policies.batch_size.batch_size_policy import (
+    BatchSizePolicy,
+    BatchSizeView,
+    FixedBatchSize,
+)
 from tandem_engine.scheduler.policies.batch_size.bisection import BisectedBatchSize
-from tandem_engine.scheduler.policies.batch_size.fixed_batch_size import FixedBatchSize
 from tandem_engine.scheduler.policies.batch_size.predicted import PredictedBatchSize
-
-
-class BatchSizePolicy(Protocol):
-    """Moves maxBatchSize and maxPrefillBatchSize within what the settings allow."""
-
-    def limits(self, view: BatchSizeView, schedule: ScheduleConfig) -> BatchLimits:
-        """Return the limits of the next step; called once for each."""
-
-    def observe_decode(self, latency_s: float, batch_size: int) -> None:
-        """Learn from a step in which `batch_size` sequences decoded."""
 
 
 def batch_size_for(schedule: ScheduleConfig, slo: Slo, model: StepTimeModel) -> BatchSizePolicy:
@@ -36,4 +27,4 @@ def batch_size_for(schedule: ScheduleConfig, slo: Slo, model: StepTimeModel) -> 
     return PredictedBatchSize(slo.tpot_s, model)
 
 
-__all__ = ["BatchLimits", "BatchSizePolicy", "BatchSizeView", "batch_size_for"]
+__all__ = ["BatchSizePolicy", "BatchSizeView", "batch_size_for"]

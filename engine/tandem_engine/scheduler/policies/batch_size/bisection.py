@@ -4,7 +4,8 @@ from collections import deque
 from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.policies.batch_size.batch_size_view import BatchLimits, BatchSizeView
+from tandem_engine.scheduler.policies.batch_size.batch_size_policy import BatchSizeView
+from tandem_engine.scheduler.step_rows import BatchLimits
 
 WINDOW: Final = 20_000
 """Decode steps that the mean latency and the mean batch size are taken over."""

@@ -4,7 +4,8 @@ from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.batch_size.batch_size_view import BatchLimits, BatchSizeView
+from tandem_engine.scheduler.policies.batch_size.batch_size_policy import BatchSizeView
+from tandem_engine.scheduler.step_rows import BatchLimits
 
 
 class PredictedBatchSize:

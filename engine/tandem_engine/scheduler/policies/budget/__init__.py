@@ -1,20 +1,9 @@
 """Token budgets of SplitFuse steps, one file for each rule."""
 
-from typing import Protocol
-
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
-from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
-from tandem_engine.scheduler.policies.budget.pace import Pace
+from tandem_engine.scheduler.policies.budget.budget import Budget, BudgetView, FixedBudget
 from tandem_engine.scheduler.policies.budget.slo_budget import SloBudget
-
-
-class Budget(Protocol):
-    """Chooses the size of every step."""
-
-    def choose(self, view: BudgetView) -> int:
-        """Tokens of the step, decode rows included; from 0 to `max_token_budget`."""
 
 
 def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
@@ -29,4 +18,4 @@ def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
     return SloBudget(slo, model)
 
 
-__all__ = ["Budget", "BudgetView", "Pace", "budget_for"]
+__all__ = ["Budget", "BudgetView", "budget_for"]

@@ -12,7 +12,7 @@ from tandem_engine.api.config import TILE
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
+from tandem_engine.scheduler.policies.budget.budget import BudgetView
 
 FLOOR: Final = 2 * TILE
 """Prompt tokens below which a chunk is too small: the row's own cost and reading its context

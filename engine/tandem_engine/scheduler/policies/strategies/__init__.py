@@ -6,9 +6,8 @@ from typing import Final
 from tandem_engine.api.config import Strategy as StrategyName
 from tandem_engine.scheduler.policies.strategies.chunked import Chunked
 from tandem_engine.scheduler.policies.strategies.continuous import Continuous
-from tandem_engine.scheduler.policies.strategies.dynamic import Dynamic
 from tandem_engine.scheduler.policies.strategies.splitfuse import SplitFuse
-from tandem_engine.scheduler.policies.strategies.static import Static
+from tandem_engine.scheduler.policies.strategies.static import Dynamic, Static
 from tandem_engine.scheduler.policies.strategies.strategy import Strategy, StrategyContext
 
 STRATEGIES: Final[Mapping[StrategyName, Callable[[StrategyContext], Strategy]]] = {

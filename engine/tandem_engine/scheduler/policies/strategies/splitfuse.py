@@ -7,8 +7,8 @@ Sarathi-Serve (Agrawal et al., 2024); the parameters are MindIE's, of both of it
 from math import inf
 
 from tandem_engine.api.config import TILE, ScheduleConfig
+from tandem_engine.scheduler.orders.order import Key
 from tandem_engine.scheduler.policies.budget import BudgetView
-from tandem_engine.scheduler.policies.orders.order import Key
 from tandem_engine.scheduler.policies.strategies.strategy import StrategyContext
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence

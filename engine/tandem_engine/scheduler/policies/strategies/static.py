@@ -1,8 +1,4 @@
-"""strategy static: maxBatchSize requests form a batch, and all of them end before the next forms.
-
-For offline work. A request that stays alone would wait for ever, so maxFirstTokenWaitTime ends
-the wait; nothing else does.
-"""
+"""Strategies static and dynamic: requests form a batch, all of which ends before the next forms."""
 
 from math import inf
 
@@ -18,7 +14,11 @@ from tandem_engine.scheduler.step_builder import StepBuilder
 
 
 class Static:
-    """Prompts of the batch first, all of them, then decodes until the last one ends."""
+    """maxBatchSize requests form a batch: all their prompts, then decodes until the last one ends.
+
+    For offline work. A request that stays alone would wait for ever, so maxFirstTokenWaitTime ends
+    the wait; nothing else does.
+    """
 
     def __init__(self, context: StrategyContext) -> None:
         self._batch = Batch(context)
@@ -26,6 +26,17 @@ class Static:
     def fill(self, builder: StepBuilder) -> None:
         """Form a batch when no sequence runs; else go on with the running one."""
         self._batch.fill(builder, builder.schedule.max_first_token_wait_time / 1e3)
+
+
+class Dynamic:
+    """As static, but a batch forms after maxQueueDelayMicroseconds with as many as there are."""
+
+    def __init__(self, context: StrategyContext) -> None:
+        self._batch = Batch(context)
+
+    def fill(self, builder: StepBuilder) -> None:
+        """Form a batch when no sequence runs; else go on with the running one."""
+        self._batch.fill(builder, builder.schedule.max_queue_delay_microseconds / 1e6)
 
 
 class Batch:

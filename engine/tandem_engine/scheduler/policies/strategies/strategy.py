@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem_engine.scheduler.policies.budget import Budget, Pace
-from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.orders import Order
+from tandem_engine.scheduler.pace import Pace
+from tandem_engine.scheduler.policies.budget import Budget
 from tandem_engine.scheduler.policies.stages import StagePolicy
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence

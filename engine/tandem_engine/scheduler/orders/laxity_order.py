@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
-from tandem_engine.scheduler.policies.orders.order import Key, arrival
+from tandem_engine.scheduler.error_budget import ErrorBudget
+from tandem_engine.scheduler.orders.order import Key, arrival
 from tandem_engine.scheduler.sequence import Sequence
 
 PATIENCE: Final = 50.0

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from tandem_engine.api.slo import Slo
-from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
+from tandem_engine.scheduler.error_budget import ErrorBudget
 from tandem_engine.scheduler.subsample import subsample
 
 LARGEST_GAP: Final = 3.0

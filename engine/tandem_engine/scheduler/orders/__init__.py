@@ -1,18 +1,21 @@
-"""The orders in which sequences start, go on, and lose their blocks: one file each."""
+"""The orders in which sequences start, go on, and lose their blocks."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from tandem_engine.scheduler.policies.orders.fcfs import FirstComeFirstServed
-from tandem_engine.scheduler.policies.orders.jobs import LongestJobFirst, ShortestJobFirst
-from tandem_engine.scheduler.policies.orders.mlfq import (
+from tandem_engine.scheduler.orders.mlfq import (
     MultiLevelFeedback,
     ShortestJobMlfq,
     SkipJoinMlfq,
 )
-from tandem_engine.scheduler.policies.orders.order import Order
-from tandem_engine.scheduler.policies.orders.priority import ByPriority
-from tandem_engine.scheduler.policies.orders.state import ByState
+from tandem_engine.scheduler.orders.order import Order
+from tandem_engine.scheduler.orders.plain_orders import (
+    ByPriority,
+    ByState,
+    FirstComeFirstServed,
+    LongestJobFirst,
+    ShortestJobFirst,
+)
 
 STAGE_ORDERS: Final[Mapping[int, Order]] = {
     0: FirstComeFirstServed(),

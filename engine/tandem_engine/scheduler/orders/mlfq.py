@@ -6,7 +6,7 @@ SplitFuse do; skip-join is FastServe's (Wu et al., 2023). The quanta are ours.
 
 from typing import Final
 
-from tandem_engine.scheduler.policies.orders.order import Key, arrival
+from tandem_engine.scheduler.orders.order import Key, arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 
 # Tokens computed for a sequence, its prompt's included, up to which it stays in a level; what has

@@ -1,7 +1,8 @@
-"""Input of a budget: the step before its prompt chunks are chosen."""
+"""A token budget of SplitFuse steps: its input, and the one that is constant."""
 
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +27,18 @@ class BudgetView:
     """Tokens in the cache where the chunk of the first prompt in line starts."""
     prompt_wait_s: float = 0.0
     """Seconds since the first prompt in line got its last tokens, or since it arrived."""
+
+
+class Budget(Protocol):
+    """Chooses the size of every step."""
+
+    def choose(self, view: BudgetView) -> int:
+        """Tokens of the step, decode rows included; from 0 to `max_token_budget`."""
+
+
+class FixedBudget:
+    """splitChunkTokens for every step: SplitFuse as MindIE has it."""
+
+    def choose(self, view: BudgetView) -> int:
+        """Return the maximum."""
+        return view.max_token_budget

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, BeamMove, StepResult
-from tandem_engine.scheduler.beam.search import Hypothesis
+from tandem_engine.scheduler.beam_search import Hypothesis
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
