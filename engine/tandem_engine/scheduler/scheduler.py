@@ -368,7 +368,7 @@ class Scheduler:
         if self._num_stages > 1:
             for row in builder.rows:
                 row.num_in_flight += 1
-        load = builder.rows.load(self._blocks.block_size)
+        load = builder.rows.load()
         return self.records.open(
             builder,
             load,

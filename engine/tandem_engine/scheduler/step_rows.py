@@ -81,8 +81,8 @@ class StepRows:
             self.num_tokens -= tokens
             self.decode_context -= sequence.num_tokens
 
-    def load(self, block_size: int) -> StepLoad:
-        """Return the work of the step in the terms of the latency models."""
+    def load(self) -> StepLoad:
+        """Return the work of the step in the terms of `StepTimeModel`."""
         chunks = ((chunk, row.num_computed) for row, chunk in self.prefills.items())
         return StepLoad(
             num_tokens=self.num_tokens,
@@ -90,5 +90,4 @@ class StepRows:
             chunk_context=sum(chunk * (start + chunk / 2) for chunk, start in chunks),
             decode_context=self.decode_context,
             num_scored=sum(chunk for row, chunk in self.prefills.items() if row.is_scored),
-            num_blocks=self.decode_context // block_size + len(self.decodes),
         )

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, count
 from math import inf
 from typing import Final
 
@@ -64,10 +64,6 @@ class Waiting:
             if total >= most:
                 break
         return total
-
-    def first_tokens(self, most: int) -> int:
-        """Known tokens of up to `most` of them."""
-        return sum(sequence.num_tokens for sequence in islice(self, most))
 
     @property
     def oldest(self) -> Sequence | None:

@@ -22,13 +22,12 @@ def test_a_record_says_what_the_step_was_given_and_how_long_it_took() -> None:
     assert record.load.decode_context == 0
 
 
-def test_the_load_of_decodes_counts_their_context_and_blocks() -> None:
+def test_the_load_of_decodes_counts_their_context() -> None:
     bench = Bench(mix(64), request("a", 20), request("b", 10))
     bench.run(2)
 
-    # 21 and 11 known tokens; 32 / 16 blocks, and one for each row.
+    # 21 and 11 known tokens.
     assert bench.record.load.decode_context == 32
-    assert bench.record.load.num_blocks == 2 + 2
 
 
 def test_the_load_counts_prompt_tokens_that_are_scored_until_they_are() -> None:

@@ -2,6 +2,10 @@
 
 import pytest
 
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.policies.stages import Stage, StageView
+from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity
 from tandem_engine.scheduler.reason import Reason
 from tests.unit.engine.scheduling import Bench, request, standard, tokens
 
@@ -242,13 +246,34 @@ class TestStages:
 
     def test_least_laxity_first_decodes_while_the_prompt_has_time(self) -> None:
         bench = self.waiting_beside_running(
-            5, stage_select_policy=2, prefill_expected_time=10000, decode_expected_time=50
+            5, stage_select_policy=2, prefill_expected_time=10000, decode_expected_time=5
         )
 
-        # Age 1.25 s of 10 s: laxity 0.87; a decode of 5 rows takes 31 ms of 50: laxity 0.38.
+        # Age 1.25 s of 10 s: laxity 0.87; a decode of 5 rows takes 3.5 ms of 5: laxity 0.3.
         assert "new" not in bench.run(1)[0]
         bench.now = 8.0  # laxity 0.2
         assert "new" in bench.run(1)[0]
+
+    def test_a_policy_sees_what_waits_and_what_decodes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loads: list[tuple[StepLoad, StepLoad]] = []
+
+        def note(_: LeastLaxity, view: StageView, _schedule: ScheduleConfig) -> Stage:
+            loads.append((view.waiting_load(), view.decode_load()))
+            return "prefill" if len(loads) == 1 else "decode"
+
+        monkeypatch.setattr(LeastLaxity, "choose", note)
+        bench = self.waiting_beside_running(2, stage_select_policy=2)
+        bench.add(request("newer", 3))
+        bench.run(1)
+
+        waiting, decoding = loads[-1]
+        assert (waiting.num_tokens, waiting.num_rows) == (5 + 3, 2)
+        assert waiting.chunk_context == (5 * 5 + 3 * 3) / 2
+        # Prompts of two tokens, each with its first answer.
+        assert (decoding.num_tokens, decoding.num_rows) == (2, 2)
+        assert decoding.decode_context == 3 + 3
 
 
 class TestChunked:

@@ -165,7 +165,6 @@ def test_tokens_are_counted_as_far_as_they_are_asked_for() -> None:
 
     assert waiting.num_tokens(6) == 10
     assert waiting.num_tokens(1000) == 15
-    assert waiting.first_tokens(2) == 10
 
 
 def test_a_beam_that_replaces_another_may_have_its_key() -> None:

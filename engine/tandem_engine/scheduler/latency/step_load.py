@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """The work of one step, as the latency models see it."""
+    """The work of one step, as `StepTimeModel` sees it."""
 
     num_tokens: int
     """Tokens of all rows."""
@@ -17,5 +17,3 @@ class StepLoad:
     """Sum over the decode rows of the cached tokens."""
     num_scored: int = 0
     """Prompt tokens whose logits are computed, too: each costs what a row does."""
-    num_blocks: int = 0
-    """KV blocks of the decode rows; only MindIE's decode model asks for them."""

@@ -14,7 +14,7 @@ from tandem_engine.scheduler.orders.order import bounded
 from tandem_engine.scheduler.pace import Pace
 from tandem_engine.scheduler.policies.batch_size import BatchSizeView, batch_size_for
 from tandem_engine.scheduler.policies.budget import budget_for
-from tandem_engine.scheduler.policies.stages import STAGE_POLICIES
+from tandem_engine.scheduler.policies.stages import stage_policy_for
 from tandem_engine.scheduler.policies.strategies import STRATEGIES, Strategy, StrategyContext
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records.records import StepRecord
@@ -71,10 +71,6 @@ class PolicySet:
         if not step.sequence_ids:
             return
         self.model.observe(record.load, seconds)
-        if step.num_decodes < len(step.sequence_ids):
-            self._stages.observe("prefill", record.load, seconds)
-        else:
-            self._stages.observe("decode", record.load, seconds)
         if step.num_decodes:
             self._batch_size.observe_decode(seconds, step.num_decodes)
 
@@ -92,7 +88,7 @@ class PolicySet:
 
     def _choose(self) -> None:
         schedule, slo = self.schedule, self.slo
-        self._stages = STAGE_POLICIES[schedule.stage_policy]()
+        stages = stage_policy_for(schedule.stage_policy, self.model)
         self._batch_size = batch_size_for(schedule, slo, self.model)
         self.pace = Pace(slo)
         """Learns from the targets that were missed."""
@@ -100,7 +96,7 @@ class PolicySet:
         self.strategy: Strategy = STRATEGIES[schedule.batching](
             StrategyContext(
                 order=self.prompt_order,
-                stages=self._stages,
+                stages=stages,
                 budget=budget_for(slo, self.model),
                 pace=self.pace,
                 always_splits=slo.tpot is not None,

@@ -3,11 +3,10 @@
 Only the strategy continuous uses them (as MindIE's stageSelectPolicy does).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity
 from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
@@ -20,15 +19,17 @@ class StagePolicy(Protocol):
     def choose(self, view: StageView, schedule: ScheduleConfig) -> Stage:
         """Return the stage of the next step; called once for each."""
 
-    def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Learn from a step that ran; only least laxity does."""
+
+def stage_policy_for(number: int, model: StepTimeModel) -> StagePolicy:
+    """Return a new policy: the one of throughput remembers waste.
+
+    Args:
+        number: stageSelectPolicy, from 0 to 2.
+        model: Predicts the time of a step; its owner lets it learn.
+    """
+    if number == 0:
+        return PrefillFirst()
+    return ThroughputFirst() if number == 1 else LeastLaxity(model)
 
 
-STAGE_POLICIES: Final[Mapping[int, Callable[[], StagePolicy]]] = {
-    0: PrefillFirst,
-    1: ThroughputFirst,
-    2: LeastLaxity,
-}
-"""stageSelectPolicy; make a new one where it changes, for they remember waste and times."""
-
-__all__ = ["STAGE_POLICIES", "Stage", "StagePolicy", "StageView"]
+__all__ = ["Stage", "StagePolicy", "StageView", "stage_policy_for"]

@@ -3,8 +3,7 @@
 from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.stage_models import DecodeModel, PrefillModel
-from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
 
 _MILLISECONDS: Final = 1e3
@@ -15,12 +14,15 @@ class LeastLaxity:
 
     laxity = (deadline − waited − predicted) / deadline, with prefillExpectedTime and
     decodeExpectedTime as deadlines. A prefill has waited as long as the request at the head; a
-    decode has not waited.
+    decode has not waited. MindIE predicts by two models of its own, prompt tokens and rows with
+    their blocks; here the one that predicts all steps knows both.
+
+    Args:
+        model: Predicts the time of a step; its owner lets it learn.
     """
 
-    def __init__(self) -> None:
-        self._prefill = PrefillModel()
-        self._decode = DecodeModel()
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
 
     def choose(self, view: StageView, schedule: ScheduleConfig) -> Stage:
         """Prefill when its laxity is the smaller one, and where there is nothing to decode.
@@ -36,20 +38,12 @@ class LeastLaxity:
             return "prefill"
         return "decode"
 
-    def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Learn the time of a step from its prompt tokens, or from its rows and their blocks."""
-        if stage == "prefill":
-            self._prefill.observe(load.num_tokens, seconds)
-        else:
-            self._decode.observe(load.num_rows, load.num_blocks, seconds)
-
     def _prefill_laxity(self, view: StageView, schedule: ScheduleConfig) -> float:
-        predicted = self._prefill.predict(view.waiting_tokens())
+        predicted = self._model.predict(view.waiting_load())
         return laxity(schedule.prefill_expected_time, view.head_wait_s, predicted)
 
     def _decode_laxity(self, view: StageView, schedule: ScheduleConfig) -> float:
-        rows = view.num_running + view.num_swapped
-        predicted = self._decode.predict(rows, view.running_blocks())
+        predicted = self._model.predict(view.decode_load())
         return laxity(schedule.decode_expected_time, 0.0, predicted)
 
 

@@ -3,7 +3,6 @@
 from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
 
 _MICROSECONDS: Final = 1e6
@@ -23,9 +22,6 @@ class PrefillFirst:
         # The reserve is for those that run; with none, a prompt in progress may hold the blocks.
         is_short = view.free_share < _RESERVE and view.num_running > 0
         return "decode" if is_short else "prefill"
-
-    def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Ignore the step: the choice does not depend on times."""
 
 
 def is_ripe(view: StageView, schedule: ScheduleConfig) -> bool:

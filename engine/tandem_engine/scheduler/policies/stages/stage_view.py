@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.scheduler.latency.step_load import StepLoad
 
 Stage = Literal["prefill", "decode"]
 
@@ -21,11 +22,11 @@ class StageView:
     """Sequences whose blocks are in host memory."""
     head_wait_s: float
     """Age of the oldest waiting request in seconds; 0 with none."""
-    waiting_tokens: Callable[[], int]
-    """Counts the uncomputed prompt tokens of up to maxBatchSize waiting requests; called only
-    where a policy asks for it."""
-    running_blocks: Callable[[], int]
-    """Counts the KV blocks of running and swapped sequences; called only as the one above."""
+    waiting_load: Callable[[], StepLoad]
+    """Adds up the prompts of up to maxBatchSize waiting requests; called only where a policy asks
+    for it."""
+    decode_load: Callable[[], StepLoad]
+    """Adds up a decode of running and swapped sequences; called only as the one above."""
     free_share: float
     """Free KV blocks of all, from 0 to 1."""
     last_step_empty: bool

@@ -1,7 +1,6 @@
 """stageSelectPolicy 1, of old supportSelectBatch: the accumulated-waste formula."""
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
 
 
@@ -31,6 +30,3 @@ class ThroughputFirst:
             return "decode"
         self._waste_ms = 0
         return "prefill"
-
-    def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Ignore the step: the times of the formula are settings."""

@@ -4,6 +4,10 @@ MindIE's templateType Standard: a step is all prefill, with whole prompts, or al
 stageSelectPolicy says which.
 """
 
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages import StageView
 from tandem_engine.scheduler.policies.strategies.strategy import (
     StrategyContext,
@@ -12,6 +16,7 @@ from tandem_engine.scheduler.policies.strategies.strategy import (
     start_whole_prompts,
 )
 from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
 
 
@@ -67,9 +72,30 @@ class Continuous:
             num_running=len(queues.decoding),
             num_swapped=len(queues.swapped),
             head_wait_s=0.0 if oldest is None else builder.now - oldest.arrived,
-            waiting_tokens=lambda: queues.waiting.first_tokens(builder.limits.max_batch_size),
-            running_blocks=lambda: sum(len(sequence.table) for sequence in queues.running()),
+            waiting_load=lambda: _prompts(islice(queues.waiting, builder.limits.max_batch_size)),
+            decode_load=lambda: _decodes((*queues.decoding.values(), *queues.swapped.values())),
             free_share=blocks.num_free / blocks.num_blocks,
             last_step_empty=self._last_was_empty,
             max_prefill_batch_size=builder.limits.max_prefill_batch_size,
         )
+
+
+def _prompts(waiting: Iterable[Sequence]) -> StepLoad:
+    """Return the work of whole prompts."""
+    lengths = [sequence.num_tokens for sequence in waiting]
+    return StepLoad(
+        num_tokens=sum(lengths),
+        num_rows=len(lengths),
+        chunk_context=sum(length * length / 2 for length in lengths),
+        decode_context=0,
+    )
+
+
+def _decodes(sequences: Collection[Sequence]) -> StepLoad:
+    """Return the work of one more token each."""
+    return StepLoad(
+        num_tokens=len(sequences),
+        num_rows=len(sequences),
+        chunk_context=0.0,
+        decode_context=sum(sequence.num_tokens for sequence in sequences),
+    )
