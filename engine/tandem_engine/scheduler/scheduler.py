@@ -248,10 +248,9 @@ class Scheduler:
                 row.num_in_flight -= 1
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
-        if closed.is_reserved:
-            advances = self._updater.commit(closed.rows, result, now)
-        else:
-            advances = self._updater.update(step, closed.rows, result, now)
+        advances = self._updater.commit(
+            step, closed.rows, result, now, is_reserved=closed.is_reserved
+        )
         self._policies.learn(closed.record)
         if step.drafts:
             closed.record.num_accepted = self._drafting.learn(closed.record, result)

@@ -1,8 +1,6 @@
 """The update after a step: the rows' counts, their tokens, and the sequences that end."""
 
 from collections import abc
-from collections.abc import Iterable
-from itertools import islice
 from math import inf
 from typing import Final
 
@@ -14,8 +12,6 @@ from tandem_engine.scheduler.pace import Pace
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence, SequenceGroup
 
-Yielding = Iterable[tuple[Sequence, abc.Sequence[SampledToken] | None]]
-
 # What a NamedTuple calls, past a function of its own that takes as long again.
 _NEW: Final = tuple.__new__
 
@@ -23,8 +19,9 @@ _NEW: Final = tuple.__new__
 class StepUpdater:
     """Updates sequences by the result of a step.
 
-    Without async scheduling, `update` does all. With it, `reserve` counts a step while it is
-    computed, and `commit` takes over its tokens.
+    `commit` counts what the step computed and takes over its tokens; with async scheduling,
+    `reserve` has counted it before. Rows whose number of tokens nothing says before (drafts, beams,
+    choices that are to be forked) go another way, and are never reserved.
 
     Args:
         queues: The queues of its sequences.
@@ -41,89 +38,117 @@ class StepUpdater:
         self.pace: Pace | None = None
         """Learns from kept and missed targets; None: there are none."""
 
-    def update(
-        self, step: Step, rows: abc.Sequence[Sequence], result: StepResult, now: float
+    def reserve(self, step: Step, rows: abc.Sequence[Sequence]) -> None:
+        """Count a step while it is computed: each row that yields gets a token.
+
+        Blocks are not shared before they are computed. The end by length is known; a row that ends
+        otherwise is computed once more, and the result is discarded.
+
+        Args:
+            step: A step without drafts.
+            rows: Its sequences, all plain. Those that have ended meanwhile are skipped.
+        """
+        num_decodes = step.num_decodes
+        self._count_decodes(rows[:num_decodes])
+        for row, num_tokens in zip(rows[num_decodes:], step.num_tokens[num_decodes:], strict=True):
+            if row.state is RUNNING:
+                self._count_chunk(row, num_tokens)
+
+    def commit(
+        self,
+        step: Step,
+        rows: abc.Sequence[Sequence],
+        result: StepResult,
+        now: float,
+        *,
+        is_reserved: bool,
     ) -> list[Advance]:
-        """Count what is computed, and append the tokens; return the sequences that got some.
+        """Take over the result of a step; return the rows that got tokens.
 
         Args:
             step: The step that was computed.
             rows: Its sequences. Those that have ended meanwhile are skipped.
             result: The runner's result.
             now: Seconds.
+            is_reserved: True if the step is counted already.
         """
-        num_decodes = 0 if self._has_drafts else step.num_decodes
-        yielding = _with_tokens(rows, step.sequence_ids, num_decodes, result)
-        advances = self._update_decodes(yielding, result, now)
-        for row, num_tokens in zip(rows[num_decodes:], step.num_tokens[num_decodes:], strict=True):
-            advances += self._update_row(row, num_tokens, result, now)
-        return advances
-
-    def reserve(self, step: Step, rows: abc.Sequence[Sequence]) -> None:
-        """Count all of a step but its tokens, while it is computed: each row that yields gets one.
-
-        Blocks are not shared before they are computed. The end by length is known; a row that ends
-        otherwise is computed once more, and the result is discarded.
-        """
-        for row in rows[: step.num_decodes]:
-            if row.state is not RUNNING:
-                continue
-            row.num_computed = known = row.num_tokens
-            row.num_tokens = known + 1
-            if not row.tokens_until_check:
-                self._prepare_token(row)
-        for row, num_tokens in zip(
-            rows[step.num_decodes :], step.num_tokens[step.num_decodes :], strict=True
-        ):
-            if row.state is RUNNING:
-                self._reserve_chunk(row, num_tokens)
-
-    def commit(self, rows: abc.Sequence[Sequence], result: StepResult, now: float) -> list[Advance]:
-        """Take over the tokens of a step that was reserved; return the rows that got some."""
         advances: list[Advance] = []
-        note, pace, commit_token = advances.append, self.pace, self.commit_token
-        for row in rows:
+        note, pace = advances.append, self.pace
+        has_drafts = bool(step.drafts)
+        if not is_reserved and not has_drafts:
+            self._count_decodes(rows[: step.num_decodes])
+        yielded = map(result.tokens.get, step.sequence_ids)
+        for row, num_tokens, tokens in zip(rows, step.num_tokens, yielded, strict=True):
             if row.state is not RUNNING:
                 continue
-            tokens = result.tokens.get(row.sequence_id)
-            if tokens is None:
-                # A later step may have its next chunk, which is counted and not computed yet.
-                if row.num_computed >= row.next_seal and not row.num_in_flight:
-                    self._blocks.seal(row)
+            if has_drafts or not row.is_plain:
+                advances += self._update_row(row, num_tokens, result, now)
                 continue
-            reason = commit_token(row, tokens[0].token_id)
+            if row.is_prefilling and not is_reserved:
+                self._count_chunk(row, num_tokens)
+            if tokens is None:
+                self._seal_chunk(row)
+                continue
+            token_id, reason = tokens[0].token_id, None
+            if row.tokens_until_check and token_id not in row.stop_token_ids:
+                # Most rows need no call: nothing changes but what every token changes.
+                row.tokens_until_check -= 1
+                if row.tail is not None:
+                    row.tail.append(token_id)
+            else:
+                reason = self.commit_token(row, token_id)
             note(_NEW(Advance, (row.sequence_id, tokens, reason)))
             if pace is not None and (reason is not None or row.first_token_at == inf):
                 _note_latency(pace, row, now, has_ended=reason is not None)
         return advances
 
     def commit_token(self, row: Sequence, token_id: int) -> FinishReason | None:
-        """Take over the newest token of a row, which is counted already: keys, blocks, the end.
+        """Take over the newest token of a row, which is counted already.
 
-        The one statement of what a token does to its row, for every way in which rows get some;
-        `_update_decodes` repeats it inline.
+        It seals a computed block, keys a filled one, and ends the row if it is over.
 
         Returns:
             Why the row ends with it; None: it goes on.
         """
         if row.tail is not None:
             row.tail.append(token_id)
-        if row.tokens_until_check and token_id not in row.stop_token_ids:
-            row.tokens_until_check -= 1
-            return None
-        return self._check(row, token_id)
+        if row.num_computed >= row.next_seal:
+            self._blocks.seal(row)
+        row.close_block()
+        row.count_until_check()
+        self._blocks.note_short(row)
+        reason = row.reason_to_end(token_id)
+        if reason is not None:
+            self.end(row)
+        return reason
 
-    def _reserve_chunk(self, row: Sequence, num_tokens: int) -> None:
+    def _count_decodes(self, rows: abc.Sequence[Sequence]) -> None:
+        """Count what a step computes for plain rows that go on with their output by one token."""
+        for row in rows:
+            if row.state is not RUNNING or not row.is_plain:
+                continue
+            row.num_computed = known = row.num_tokens
+            row.num_tokens = known + 1
+            if not row.tokens_until_check:
+                self._prepare_token(row)
+
+    def _count_chunk(self, row: Sequence, num_tokens: int) -> None:
+        """Count the tokens of a prompt, and the one that it yields with the last of them."""
         attained = row.num_attained + num_tokens
         row.num_computed = min(row.num_computed + num_tokens, row.num_tokens)
         row.num_attained = attained
         yields = row.num_computed == row.num_tokens
         if yields:
             row.count_token()
-        if row.is_prefilling and row.is_decoding:
+        if row.is_decoding:
             self._queues.decode(row)
         if yields:
             self._prepare_token(row)
+
+    def _seal_chunk(self, row: Sequence) -> None:
+        """Seal what a prompt has computed, unless a later step has its next chunk: that counts."""
+        if row.num_computed >= row.next_seal and not row.num_in_flight:
+            self._blocks.seal(row)
 
     def _prepare_token(self, row: Sequence) -> None:
         """List the block that a row needs for its next token, or retire it if that is its last."""
@@ -143,51 +168,10 @@ class StepUpdater:
         if not group.num_left and group.is_admitted:
             self._blocks.leave(group)
 
-    def _update_decodes(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
-        """Update rows that went on with their output, each by one token.
-
-        Nearly all of the scheduler's work in most steps, so `commit_token` is inlined: most rows
-        need no call. `_update_row` does the same for any row (tests/unit/engine/test_update.py).
-        """
-        advances: list[Advance] = []
-        note, pace = advances.append, self.pace
-        for row, tokens in rows:
-            if not row.is_plain or tokens is None or len(tokens) != 1 or row.state is not RUNNING:
-                advances += self._update_row(row, 1, result, now)
-                continue
-            row.num_computed = computed = row.num_tokens
-            row.num_tokens = computed + 1
-            token_id = tokens[0].token_id
-            if row.tail is not None:
-                row.tail.append(token_id)
-            reason: FinishReason | None = None
-            if not row.tokens_until_check or token_id in row.stop_token_ids:
-                reason = self._check(row, token_id)
-            else:
-                row.tokens_until_check -= 1
-            note(_NEW(Advance, (row.sequence_id, tokens, reason)))
-            if pace is not None and (reason is not None or row.first_token_at == inf):
-                _note_latency(pace, row, now, has_ended=reason is not None)
-        return advances
-
-    def _check(self, row: Sequence, token_id: int) -> FinishReason | None:
-        """Seal a computed block, key a filled one, end the row if it is over; return why it is."""
-        if row.num_computed >= row.next_seal:
-            self._blocks.seal(row)
-        row.close_block()
-        row.count_until_check()
-        self._blocks.note_short(row)
-        reason = row.reason_to_end(token_id)
-        if reason is not None:
-            self.end(row)
-        return reason
-
     def _update_row(
         self, sequence: Sequence, num_tokens: int, result: StepResult, now: float
     ) -> list[Advance]:
-        """Update any row."""
-        if sequence.state is not RUNNING:
-            return []
+        """Count a row that was not reserved, and take over its tokens."""
         self._count_computed(sequence, num_tokens)
         if not sequence.is_plain:
             return self._update_group(sequence, result, now)
@@ -261,14 +245,3 @@ def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool
         pace.note_first_token(now - sequence.arrived)
     elif has_ended:
         pace.note_end((now - sequence.first_token_at) / (sequence.num_output - 1))
-
-
-def _with_tokens(
-    rows: abc.Sequence[Sequence], ids: abc.Sequence[str], count: int, result: StepResult
-) -> Yielding:
-    """Return the first `count` rows, each with the tokens that it yielded."""
-    tokens, first_ids = result.tokens, list(ids[:count])
-    if [*islice(tokens, count)] == first_ids:
-        # Most runners give them in the order of the rows; looking each one up costs more.
-        return zip(rows[:count], tokens.values(), strict=False)
-    return zip(rows[:count], map(tokens.get, first_ids), strict=True)
