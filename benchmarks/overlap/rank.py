@@ -37,7 +37,7 @@ from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.stage_collectives import TP, world_shape
-from tandem_engine.runner.stage_executor import StageExecutor
+from tandem_engine.runner.worker import Worker
 
 _SHAPE: Final = ParallelShape(tp=RANKS)
 _TIMEOUT_S: Final = 1800.0
@@ -114,14 +114,14 @@ def _joined(place: RankPlace, port: int, connection: Connection) -> Iterator[Com
 
 
 class _Rank:
-    """The executor of one rank."""
+    """The worker of one rank."""
 
     def __init__(self, rank: int, communicator: Communicator) -> None:
         self._rank = rank
         self._communicator = communicator
         self._runtime = open_device("cpu")
         self._runtime.set_num_threads(1)
-        self._executor: StageExecutor | None = None
+        self._worker: Worker | None = None
         self._measured: list[tuple[bool, StepOverlap]] = []
 
     def carry_out(self, order: Order) -> Timed | None:
@@ -136,13 +136,13 @@ class _Rank:
                 assert_never(order)
 
     def close(self) -> None:
-        """End the executor's threads."""
-        if self._executor is not None:
-            self._executor.close()
+        """End the worker's threads."""
+        if self._worker is not None:
+            self._worker.close()
 
     def _build(self, num_layers: int, num_tokens: int) -> None:
         self.close()
-        self._executor = None  # its memory is needed
+        self._worker = None  # its memory is needed
         config = make_config(
             hidden=HIDDEN,
             layers=num_layers,
@@ -159,7 +159,7 @@ class _Rank:
             num_blocks=num_tokens // BLOCK_SIZE + max(NUM_PROMPTS),
             device="cpu",
         )
-        self._executor = StageExecutor(decoder, cache, self._communicator, observe=self._observe)
+        self._worker = Worker(decoder, cache, self._communicator, observe=self._observe)
 
     def _observe(
         self, _rows: StepRows | None, outcome: Cut | RefusalReason, measured: StepOverlap
@@ -167,13 +167,13 @@ class _Rank:
         self._measured.append((isinstance(outcome, Cut), measured))
 
     def _compute(self, work: Work, cut_by: CutPrices | None) -> Timed:
-        assert self._executor is not None, "it is built first; this is a bug"  # noqa: S101
+        assert self._worker is not None, "it is built first; this is a bug"  # noqa: S101
         batch = flat_batch(work)
-        self._executor.set_prices(cut_by)
+        self._worker.set_prices(cut_by)
         self._measured.clear()
         self._meet()
         begin = time.perf_counter()
-        self._executor.compute(batch)
+        self._worker.compute(batch)
         wall_s = time.perf_counter() - begin
         ((was_cut, overlap),) = self._measured
         return Timed(wall_s=wall_s, overlap=overlap, is_cut=was_cut)

@@ -17,7 +17,7 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import Computed
+from tandem_engine.runner.pending_logits import Computed
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 

@@ -298,7 +298,8 @@ async def test_numbers_that_went_wrong_do_not_reach_the_next_holder_of_the_block
     async with engine_of(checkpoint, num_kv_blocks=32) as engine:
         expected = tokens(await read(engine, params(temperature=0.0)))
         runner: Any = engine._loop._engine._runner
-        norm = runner._executor._decoder.packed_model.layers[0].attention_norm  # before K and V
+        decoder = runner._executor._worker._decoder
+        norm = decoder.packed_model.layers[0].attention_norm  # before K and V
         sound = norm.clone()
         norm.fill_(torch.nan)
         with pytest.raises(RequestFailed, match="not finite numbers"):
@@ -381,7 +382,7 @@ async def test_a_lost_replica_ends_every_stream_with_the_cause(
             engine._loop.lose(ReplicaLost("Rank 1 has ended."))
             await asyncio.to_thread(engine._loop.join)
         else:
-            monkeypatch.setattr(executor, "forward", lose)
+            monkeypatch.setattr(executor, "begin", lose)
             # One that comes after the loss is refused.
             with meeting(engine, 3):
                 streams = [engine.submit(f"r{number}", PROMPT, params()) for number in range(3)]

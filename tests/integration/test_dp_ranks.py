@@ -11,7 +11,6 @@ from tandem_engine.api.request import Request
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPPart
-from tandem_engine.runner.dp_executor import DPExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.rank_process import CacheSizes
 from tests.integration.bench import (
@@ -52,17 +51,17 @@ def scarce_pair() -> Iterator[GroupExecutor]:
 
 def yielding_of(executor: GroupExecutor, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Yielding rows of each dp rank, for each step from now on."""
-    local = executor._local
-    assert isinstance(local, DPExecutor)
+    exchange = executor._local._dp
+    assert exchange is not None
     found: list[tuple[int, ...]] = []
-    take = local._batches.part
+    take = exchange.part
 
     def part(batch: FlatBatch) -> DPPart:
         taken = take(batch)
         found.append(tuple(map(len, taken.yields)))
         return taken
 
-    monkeypatch.setattr(local._batches, "part", part)
+    monkeypatch.setattr(exchange, "part", part)
     return found
 
 

@@ -14,8 +14,8 @@ from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.host_memory import HostInts
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
-from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.group_executor import GroupExecutor
+from tandem_engine.runner.pending_logits import PendingLogits
 from tandem_engine.runner.rank_group import RankGroup
 from tests.integration.bench import (
     BLOCK_SIZE,

@@ -14,8 +14,8 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.registry import open_device
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
+from tandem_engine.runner.pending_logits import PendingLogits
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankStartError
 from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
@@ -206,7 +206,7 @@ def test_a_killed_rank_is_named_and_none_is_left() -> None:
         assert "Rank 1" in reason
         assert "SIGKILL" in reason
         with pytest.raises(RankLost, match="Rank 1"):
-            executor.forward(None)  # type: ignore[arg-type]
+            executor.begin(None)  # type: ignore[arg-type]
         bench.engine.close()
     assert not Path(f"/proc/{pid}").exists()
     assert group.pids == []

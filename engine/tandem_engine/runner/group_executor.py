@@ -16,12 +16,13 @@ from tandem_engine.api.timeline import RankStep, Timeline
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import PendingLogits, RankExecutor
 from tandem_engine.runner.micro_batch_control import MicroBatchControl
 from tandem_engine.runner.peer_process import PeerLost
+from tandem_engine.runner.pending_logits import PendingLogits
 from tandem_engine.runner.rank_batches import columns_of, prices_message, recording_message
 from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.step_channel import StepChannelClosed
+from tandem_engine.runner.worker import Worker
 
 SLOWER: Final = 10
 """Times the prediction: so much slower than predicted a step may be."""
@@ -38,9 +39,8 @@ class GroupExecutor:
     far it has come. From then on every call raises the same error.
 
     Args:
-        local: The part of rank 0.
+        local: The worker of rank 0.
         publish: Hands a message to the other ranks.
-        vocab_size: Of the whole model.
         num_stages: Pipeline stages.
         abort: Makes the other ranks give up a step, with the cause.
         check: Raises where the logits of a step cannot be relied on, though they are there.
@@ -55,10 +55,9 @@ class GroupExecutor:
 
     def __init__(
         self,
-        local: RankExecutor,
+        local: Worker,
         *,
         publish: Callable[[bytes], None],
-        vocab_size: int,
         num_stages: int = 1,
         abort: Callable[[str], None],
         check: Callable[[], None],
@@ -70,7 +69,6 @@ class GroupExecutor:
     ) -> None:
         self._local = local
         self._publish = publish
-        self._vocab_size = vocab_size
         self._num_stages = num_stages
         self._abort = abort
         self._check = check
@@ -95,7 +93,7 @@ class GroupExecutor:
     @property
     def vocab_size(self) -> int:
         """Token ids that the model has an embedding for."""
-        return self._vocab_size
+        return self._local.vocab_size
 
     @property
     def heeds_num_top(self) -> bool:
@@ -129,14 +127,6 @@ class GroupExecutor:
             self._hand_out_prices()
             self._hand_out(batch)
             return _OfGroup(self._local.compute(batch), self._together, self._check)
-
-    def forward(self, batch: FlatBatch) -> Tensor:
-        """Logits of the yielding positions: float32 [yielding positions, vocabulary].
-
-        Raises:
-            RankLost: A rank cannot go on.
-        """
-        return self.begin(batch).result()
 
     def reading(self) -> AbstractContextManager[None]:
         """See `Executor`: where calls return early, a step fails when its results are read."""

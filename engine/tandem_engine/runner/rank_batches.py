@@ -128,7 +128,7 @@ class RankBatches:
         self._last: FlatBatch | None = None
 
     def decode(self, message: bytes) -> Step | FlatBatch:
-        """Return the batch for `Executor.forward`, or a step of copies alone for `Executor.copy`.
+        """Return the batch for `Worker.compute`, or a step of copies alone for `Worker.copy`.
 
         The batch names no rows: those are sampled on rank 0. Where tokens are fed, its `sampled`
         is room for those of the step before, which rank 0 broadcasts.

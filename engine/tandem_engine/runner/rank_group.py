@@ -28,7 +28,6 @@ from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.rank_world import World, open_world
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.parallel.silence import Silence
-from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.micro_batch_control import EVERY_STEP, MicroBatchControl
 from tandem_engine.runner.profile import (
@@ -57,12 +56,12 @@ from tandem_engine.runner.rank_process import (
     Recorded,
     StartFailed,
     linear_all_reduce_of,
-    prepare_executor,
+    prepare_worker,
 )
 from tandem_engine.runner.rank_watch import RankWatch
 from tandem_engine.runner.stage_collectives import tokens_group, world_shape
-from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
+from tandem_engine.runner.worker import Worker
 
 START_TIMEOUT_S: Final = 600.0
 """Time for a rank to load its weights, and again for its KV cache."""
@@ -111,7 +110,7 @@ class RankGroup:
         self._launcher = launcher or ProcessLauncher()
         self._ranks: Sequence[RankHandle] = ()
         self._communicator: Communicator | None = None
-        self._local: RankExecutor | None = None
+        self._local: Worker | None = None
         self._loaded: list[Loaded] | None = None
         self._micro_batches: MicroBatchControl | None = None
         self.whole_costs: Sequence[StepCost] = ()
@@ -196,7 +195,7 @@ class RankGroup:
         channel, own, ends = self._profile_channel, [], []
         # Each dp rank computes all rows.
         fused = linear_all_reduce_of(self._settings, decoder)
-        with closing(StageExecutor(*layers, self._joined(), linear_all_reduce=fused)) as local:
+        with closing(Worker(*layers, self._joined(), linear_all_reduce=fused)) as local:
             executor = self._executor(local, channel, decoder)
             for memory in plan.run(executor, runtime):
                 own.append(memory)
@@ -229,7 +228,7 @@ class RankGroup:
             if self._settings.micro_batch:
                 self._micro_batches = MicroBatchControl.of(decoder, num_kv_blocks=cost_of_halves)
             control = self._micro_batches
-            make = prepare_executor(
+            make = prepare_worker(
                 self._settings, decoder, sizes, observe=control.observe if control else None
             )
             for rank in self._ranks:
@@ -332,7 +331,7 @@ class RankGroup:
 
     def _executor(
         self,
-        local: RankExecutor,
+        local: Worker,
         channel: "_Channel",
         decoder: Decoder,
         control: MicroBatchControl | None = None,
@@ -340,7 +339,6 @@ class RankGroup:
         return GroupExecutor(
             local,
             publish=channel.publish,
-            vocab_size=decoder.config.vocab_size,
             num_stages=self._settings.shape.pp,
             abort=self._joined().abort,
             check=self._joined().check,

@@ -30,8 +30,7 @@ from tandem_engine.parallel.rank_world import WorldAddress
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches
-from tandem_engine.runner.dp_executor import DPExecutor
-from tandem_engine.runner.executor import RankExecutor
+from tandem_engine.runner.dp_exchange import DPExchange
 from tandem_engine.runner.profile import (
     ProfilePlan,
     StepMemory,
@@ -47,8 +46,8 @@ from tandem_engine.runner.rank_batches import (
     read_recording,
 )
 from tandem_engine.runner.stage_collectives import tokens_group, world_shape
-from tandem_engine.runner.stage_executor import Observe, StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
+from tandem_engine.runner.worker import Observe, Worker
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -232,28 +231,26 @@ class _RankPart:
             order = connection.recv()
         if isinstance(order, Profile):
             raise TypeError("a rank measures one profile; this is a bug")
-        executor = prepare_executor(self._settings, self._decoder, order)(self._communicator)
+        worker = prepare_worker(self._settings, self._decoder, order)(self._communicator)
         connection.send(Ready())
         self._runtime.begin_steps()
         reader, batches = self._reader(self._address.channel), self._batches()
-        with closing(executor), torch.inference_mode():
+        with closing(worker), torch.inference_mode():
             while True:
                 message = reader.receive()
                 recording = read_recording(message)
                 if recording is not None:
-                    self._record(recording, executor, connection)
+                    self._record(recording, worker, connection)
                     continue
                 with self._runtime.step():
-                    self._compute(read_prices(message) or batches.decode(message), executor)
+                    self._compute(read_prices(message) or batches.decode(message), worker)
 
-    def _record(
-        self, recording: NewRecording, executor: RankExecutor, connection: Connection
-    ) -> None:
+    def _record(self, recording: NewRecording, worker: Worker, connection: Connection) -> None:
         """Begin to record steps, or report those that were recorded."""
         if recording.num_steps:
-            executor.recorder.begin(recording.num_steps)
+            worker.recorder.begin(recording.num_steps)
             return
-        report = Recorded(executor.recorder.end())
+        report = Recorded(worker.recorder.end())
         # A pipe takes a part of it until rank 0 reads; steps go on meanwhile.
         threading.Thread(target=_report, args=(connection, report), daemon=True).start()
 
@@ -263,7 +260,7 @@ class _RankPart:
         plan = ProfilePlan(self._decoder.max_positions, settings.block_size)
         kv_dtype = self._decoder.kv_dtype(settings.kv_cache_dtype)
         decoder, kv_cache = first_layers(self._decoder, runtime, plan, kv_dtype)
-        executor = StageExecutor(
+        worker = Worker(
             decoder,
             kv_cache,
             self._communicator,
@@ -271,27 +268,27 @@ class _RankPart:
         )
         reader, batches = self._reader(self._address.profile), self._batches()
         measured: list[StepMemory] = []
-        with closing(executor), torch.inference_mode():
+        with closing(worker), torch.inference_mode():
             while True:
                 try:
                     message = reader.receive()
                 except StepChannelClosed:
                     return measured
                 work = read_prices(message) or batches.decode(message)
-                measured.append(step_memory(runtime, partial(self._compute, work, executor)))
+                measured.append(step_memory(runtime, partial(self._compute, work, worker)))
 
-    def _compute(self, work: Step | FlatBatch | NewPrices, executor: RankExecutor) -> None:
+    def _compute(self, work: Step | FlatBatch | NewPrices, worker: Worker) -> None:
         match work:
             case Step():
-                executor.copy(work)
+                worker.copy(work)
             case NewPrices(prices):
-                executor.set_prices(prices)
+                worker.set_prices(prices)
             case FlatBatch(sampled=sampled):
                 if sampled is not None:
                     group = tokens_group(self._settings.shape)
                     self._communicator.broadcast(sampled, 0, group)
                     work.feed_in(sampled)
-                executor.compute(work)
+                worker.compute(work)
             case _:
                 assert_never(work)
 
@@ -332,14 +329,14 @@ def linear_all_reduce_of(settings: RankSettings, decoder: Decoder) -> LinearAllR
     return decoder.linear_all_reduce() if settings.enable_mc2 else None
 
 
-def prepare_executor(
+def prepare_worker(
     settings: RankSettings,
     decoder: Decoder,
     sizes: CacheSizes,
     *,
     observe: Observe | None = None,
-) -> Callable[[Communicator], RankExecutor]:
-    """Allocate the KV cache of a rank; the executor follows when the world is joined.
+) -> Callable[[Communicator], Worker]:
+    """Allocate the KV cache of a rank; the worker follows when the world is joined.
 
     Args:
         settings: Of all ranks.
@@ -359,29 +356,35 @@ def prepare_executor(
     host_cache = None
     if sizes.num_host_blocks:
         host_cache = allocate_host_cache(kv_cache, num_blocks=sizes.num_host_blocks)
-    dp, plan = settings.shape.dp, decoder.plan
-    batches = DPBatches(
-        dp=dp,
-        dp_rank=plan.dp_rank,
-        num_blocks=sizes.num_blocks,
-        num_host_blocks=sizes.num_host_blocks,
-    )
 
-    def make(communicator: Communicator) -> RankExecutor:
-        stages = StageExecutor(
+    def make(communicator: Communicator) -> Worker:
+        return Worker(
             decoder,
             kv_cache,
             communicator,
             host_cache=host_cache,
             observe=observe,
             linear_all_reduce=linear_all_reduce,
+            dp=_dp_exchange(decoder, sizes, communicator),
         )
-        if dp == 1:
-            return stages
-        vocab_size = decoder.config.vocab_size
-        return DPExecutor(stages, batches, communicator, plan, vocab_size=vocab_size)
 
     return make
+
+
+def _dp_exchange(
+    decoder: Decoder, sizes: CacheSizes, communicator: Communicator
+) -> DPExchange | None:
+    """The exchange of a rank with those of other dp ranks; None: there are none."""
+    plan = decoder.plan
+    if plan.shape.dp == 1:
+        return None
+    batches = DPBatches(
+        dp=plan.shape.dp,
+        dp_rank=plan.dp_rank,
+        num_blocks=sizes.num_blocks,
+        num_host_blocks=sizes.num_host_blocks,
+    )
+    return DPExchange(batches, communicator, plan, vocab_size=decoder.config.vocab_size)
 
 
 def phrase_of(error: BaseException) -> str:

@@ -16,8 +16,9 @@ from tandem_engine.runner.batch import NO_AWAITED, FlatBatch, flatten, with_last
 from tandem_engine.runner.compute import ComputeThread
 from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, ModelDrafter, Proposer, accepted
-from tandem_engine.runner.executor import Computed, Executor, PendingLogits
+from tandem_engine.runner.executor import Executor
 from tandem_engine.runner.logits_rows import LogitsRows, split
+from tandem_engine.runner.pending_logits import Computed, PendingLogits
 from tandem_engine.runner.prompt_scoring import note_scored
 from tandem_engine.runner.rows import Rows
 from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
@@ -245,7 +246,7 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
-        return self._executor.forward(batch)
+        return self._executor.begin(batch).result()
 
     def propose(self, limits: DraftLimits) -> Proposals:
         """Guess how sequences go on; see `Runner`."""

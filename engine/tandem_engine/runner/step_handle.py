@@ -13,7 +13,7 @@ from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.device.host_memory import HostCopy
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import PendingLogits
+from tandem_engine.runner.pending_logits import PendingLogits
 from tandem_engine.runner.prompt_scoring import PromptScoring
 from tandem_engine.sampling.sampler import to_sampled_tokens
 from tandem_engine.sampling.step_tokens import StepTokens

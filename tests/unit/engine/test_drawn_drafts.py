@@ -19,7 +19,7 @@ from tandem_engine.api.step import Step
 from tandem_engine.api.timeline import Timeline
 from tandem_engine.device.registry import open_device
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import Computed, PendingLogits
+from tandem_engine.runner.pending_logits import Computed, PendingLogits
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.sampling.row import Row
 

@@ -29,7 +29,6 @@ def group(*, on_cards: bool = True, check: Any = None) -> tuple[GroupExecutor, M
     executor = GroupExecutor(
         Mock(),
         publish=Mock(),
-        vocab_size=8,
         abort=abort,
         check=check or Mock(),
         expect=Mock(),

@@ -24,7 +24,7 @@ from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import Computed
+from tandem_engine.runner.pending_logits import Computed
 from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.runner import ModelRunner

@@ -22,12 +22,11 @@ from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.parallel.world import WORLD
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches
-from tandem_engine.runner.dp_executor import DPExecutor
-from tandem_engine.runner.executor import RankExecutor
+from tandem_engine.runner.dp_exchange import DPExchange
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.micro_batch_control import EVERY_STEP
 from tandem_engine.runner.stage_collectives import TP, world_shape
-from tandem_engine.runner.stage_executor import StageExecutor
+from tandem_engine.runner.worker import Worker
 from tests.unit.engine.parallel.late_accelerator import LateAccelerator, LateCommunicator
 from tests.unit.engine.parallel.rank_processes import ranks_of
 from tests.unit.engine.parallel.ranks import BLOCK_SIZE, layout
@@ -94,30 +93,31 @@ class Rank:
             rank=communicator.rank,
         )
 
-    def executor(
-        self, communicator: Communicator, streams: StreamLayout | None = None
-    ) -> RankExecutor:
+    def worker(self, communicator: Communicator, streams: StreamLayout | None = None) -> Worker:
         """Return one that has an empty cache."""
-        decoder, shape = self.decoder, self.shape
+        decoder = self.decoder
         cache = allocate_kv_cache(
             decoder.cache_layout(BLOCK_SIZE, None), num_blocks=NUM_BLOCKS, device="cpu"
         )
-        stages = StageExecutor(decoder, cache, communicator, streams=streams)
+        return Worker(
+            decoder, cache, communicator, streams=streams, dp=self._exchange(communicator)
+        )
+
+    def _exchange(self, communicator: Communicator) -> DPExchange | None:
+        shape, decoder = self.shape, self.decoder
         if shape.dp == 1:
-            return stages
+            return None
         batches = DPBatches(dp=shape.dp, dp_rank=decoder.plan.dp_rank, num_blocks=NUM_BLOCKS)
         vocab_size = decoder.config.vocab_size
-        return DPExecutor(stages, batches, communicator, decoder.plan, vocab_size=vocab_size)
+        return DPExchange(batches, communicator, decoder.plan, vocab_size=vocab_size)
 
     def logits(
-        self, executor: RankExecutor, *, is_cut: bool = False, num_steps: int | None = None
+        self, worker: Worker, *, is_cut: bool = False, num_steps: int | None = None
     ) -> list[Tensor]:
         """Begin all steps, then ask for the logits of each; on ranks but 0 there are none."""
-        executor.set_prices(EVERY_STEP if is_cut else None)
-        with closing(executor), torch.inference_mode():
-            begun = [
-                executor.compute(batch) for batch in islice(steps_of(self.shape.dp), num_steps)
-            ]
+        worker.set_prices(EVERY_STEP if is_cut else None)
+        with closing(worker), torch.inference_mode():
+            begun = [worker.compute(batch) for batch in islice(steps_of(self.shape.dp), num_steps)]
             return [one.result() for one in begun]
 
 
@@ -127,7 +127,7 @@ def faults_of(communicator: Communicator, folder: str, shape: ParallelShape) -> 
     faults = []
     for is_cut in (False, True):
         at_once = WatchedCommunicator(communicator)
-        expected = rank.logits(rank.executor(at_once), is_cut=is_cut)
+        expected = rank.logits(rank.worker(at_once), is_cut=is_cut)
         # On a host the collectives of halves are made by a thread of their own.
         faults += at_once.faults(taking_turns=(TP,))
         for by in StreamsBy:
@@ -135,7 +135,7 @@ def faults_of(communicator: Communicator, folder: str, shape: ParallelShape) -> 
             late = LateCommunicator(communicator, device)
             watched = WatchedCommunicator(late)
             with device.default:
-                found = rank.logits(rank.executor(watched, device.streams(by)), is_cut=is_cut)
+                found = rank.logits(rank.worker(watched, device.streams(by)), is_cut=is_cut)
                 device.default.synchronize()
             watched.check()
             faults += watched.faults()
@@ -169,12 +169,12 @@ def computes_until_lost(communicator: Communicator, folder: str, shape: Parallel
     if communicator.rank == 1:
         late: LateCommunicator = GivesUp(communicator, device)
         with device.default:
-            rank.logits(rank.executor(late, device.streams(StreamsBy.KIND)), num_steps=1)
+            rank.logits(rank.worker(late, device.streams(StreamsBy.KIND)), num_steps=1)
             device.default.synchronize()
         return ""
     late = LateCommunicator(communicator, device)
     with device.default:
-        local = rank.executor(late, device.streams(StreamsBy.KIND))
+        local = rank.worker(late, device.streams(StreamsBy.KIND))
         group = _group_of(local, late)
         with closing(local), torch.inference_mode(), pytest.raises(RankLost) as raised:
             read(group, device, next(steps_of(shape.dp)))
@@ -183,16 +183,15 @@ def computes_until_lost(communicator: Communicator, folder: str, shape: Parallel
 
 def read(group: GroupExecutor, device: LateAccelerator, batch: FlatBatch) -> None:
     """Compute a step, and wait for its end as who reads its tokens does."""
-    group.forward(batch)
+    group.begin(batch).result()
     with group.reading():
         device.default.synchronize()
 
 
-def _group_of(local: RankExecutor, communicator: Communicator) -> GroupExecutor:
+def _group_of(local: Worker, communicator: Communicator) -> GroupExecutor:
     return GroupExecutor(
         local,
         publish=_forget,
-        vocab_size=0,
         abort=communicator.abort,
         check=communicator.check,
         expect=communicator.expect,

@@ -1,4 +1,4 @@
-"""One rank's part of each step, where several ranks compute one model."""
+"""The worker of a rank: its part of each step, alone or in a group (vLLM's word)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
+from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
 from tandem_engine.device.host_streams import HostStream
 from tandem_engine.device.runtime import LinearAllReduce
 from tandem_engine.device.stream_layouts import open_streams
@@ -19,13 +20,20 @@ from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.model.kernel_stages import LinearSum
-from tandem_engine.model.stages import Stages, drive, own_rows
+from tandem_engine.model.stages import Collectives, NoPeers, Stages, drive, own_rows
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
+from tandem_engine.runner.dp_exchange import DPExchange
 from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_traced
-from tandem_engine.runner.later_work import LaterWork, Queued
 from tandem_engine.runner.micro_batches import MicroBatches, rows_of
+from tandem_engine.runner.pending_logits import (
+    NO_LOGITS,
+    Computed,
+    LaterWork,
+    PendingLogits,
+    Queued,
+    results_of,
+)
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import (
     LOGITS,
@@ -47,47 +55,51 @@ _LEARN_EVERY: Final = 8
 _UNDER_WAY: Final = 2
 """Steps that a device may not have computed when its host has queued another."""
 
-NO_LOGITS: Final = Computed(torch.empty(0))
-"""Result of a step on ranks other than the first of a dp rank."""
 
+class Worker:
+    """Computes one rank's part of the steps of a replica, in the order in which they come.
 
-class StageExecutor:
-    """Computes the stages of one rank; implements `executor.RankExecutor`.
-
-    Between pipeline stages, what a rank sends goes out on a stream of its own, and the first stage
-    receives logits on another one: no rank that computes ever waits for one behind it, so that
-    ranks with large tensors for each other cannot wait for each other for ever.
+    All ranks of a group are given the same steps. Between pipeline stages, what a rank sends goes
+    out on a stream of its own, and the first stage receives logits on another one: no rank that
+    computes ever waits for one behind it, so that ranks with large tensors for each other cannot
+    wait for each other for ever.
 
     Args:
         decoder: The rank's part of the model.
         kv_cache: Its layers' and heads' blocks on the device.
-        communicator: Of the rank, in the world of `stage_collectives.world_shape`.
+        communicator: Of the rank, in the world of `stage_collectives.world_shape`; None: it is
+            alone, and the decoder is all of the model.
         host_cache: Blocks for swapped-out sequences; None: no step swaps.
         observe: Called with what each step was measured to take; None: it goes unmeasured.
-        streams: To compute on, and this executor's from now on; None: those of the decoder's
-            device.
+        streams: To compute on, and this worker's from now on; None: those of the decoder's device.
+        linear_all_reduce: Multiplies, and adds up among the ranks that share layers; None:
+            collectives do.
+        dp: Shares rows out among dp ranks; None: there is one.
 
     Attributes:
-        recorder: Records steps for timelines.
+        recorder: Records the rank's steps for timelines; for the thread that computes them.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         kv_cache: KVCache,
-        communicator: Communicator,
+        communicator: Communicator | None = None,
         *,
         host_cache: Tensor | None = None,
         observe: Observe | None = None,
         streams: StreamLayout | None = None,
         linear_all_reduce: LinearAllReduce | None = None,
+        dp: DPExchange | None = None,
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
         self._kv_cache = kv_cache
         self._host_cache = host_cache
         self._communicator = communicator
-        self._collectives = CommunicatorCollectives(communicator, decoder.plan)
+        self._collectives: Collectives = NoPeers()
+        if communicator is not None:
+            self._collectives = CommunicatorCollectives(communicator, decoder.plan)
         self._observe = observe
         self._streams = streams or open_streams(decoder.device)
         self._later = LaterWork(self._streams.later)
@@ -96,7 +108,8 @@ class StageExecutor:
         self.recorder = Recorder(decoder.plan.rank)
         self._linear_sum: LinearSum | None = None
         if linear_all_reduce is not None:
-            self._linear_sum = partial(linear_all_reduce, group=communicator.handle(TP))
+            self._linear_sum = partial(linear_all_reduce, group=self._peers.handle(TP))
+        self._dp = dp
         self._scorer = TokenScorer(decoder.row_sampler())
         # Of the last step that had one.
         self._top: TopLogits | None = None
@@ -107,27 +120,101 @@ class StageExecutor:
         # Of the steps that are to be observed.
         self._traces: deque[tuple[StepRows | None, Cut | RefusalReason, StepTrace]] = deque()
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model has an embedding for."""
+        return self._decoder.config.vocab_size
+
     def copy(self, step: Step) -> None:
-        """Make the copies of `step` in the rank's own blocks."""
-        make_copies(step, self._kv_cache, self._host_cache)
+        """Make those copies of `step` that are the rank's: out to the host, in, on the device.
+
+        Raises:
+            ValueError: It swaps and there are no host blocks, which is a bug.
+        """
+        own = step if self._dp is None else self._dp.copies(step)
+        blocks = self._kv_cache.blocks
+        if own.swapped_out:
+            swap_out(blocks, _present(self._host_cache), own.swapped_out)
+        if own.swapped_in:
+            swap_in(blocks, _present(self._host_cache), own.swapped_in)
+        if own.copied:
+            copy_blocks(blocks, own.copied)
 
     def set_prices(self, prices: CutPrices | None) -> None:
-        """Cut steps by these prices from now on; None: cut none. All ranks are given the same."""
+        """Cut steps by these prices from now on; None: cut none. All ranks are given the same.
+
+        Each dp rank cuts its own rows.
+        """
         self._prices = prices
 
     def compute(self, batch: FlatBatch) -> PendingLogits:
-        """See `RankExecutor`; the first rank of each dp rank has the logits."""
+        """Compute the rank's part of a step, and exchange what goes in and out.
+
+        To be called under torch.inference_mode. It may be called for a further step before the
+        logits of this one are there. A dp rank without a row takes part in the step nevertheless.
+
+        Returns:
+            On rank 0 the logits of `Executor.begin`; without a meaning on others.
+
+        Raises:
+            CollectiveError: Another rank is dead, silent, or computes something else.
+        """
+        if self._dp is None:
+            return self._compute(batch)
+        part = self._dp.part(batch)
+        # A model whose ranks exchange nothing across dp has nothing to do without rows.
+        own: PendingLogits = NO_LOGITS
+        if part.is_empty:
+            self.recorder.skip()
+        else:
+            own = self._compute(part.batch)
+        exchange = self._dp.exchange(batch, part, own)
+        return NO_LOGITS if exchange is None else self._follow(exchange)
+
+    def close(self) -> None:
+        """End its threads; what they send and receive must come to an end by itself."""
+        self._later.close()
+        self._streams.close()
+
+    @property
+    def _peers(self) -> Communicator:
+        assert self._communicator is not None, "a rank that is alone has no peers; this is a bug"  # noqa: S101
+        return self._communicator
+
+    def _compute(self, batch: FlatBatch) -> PendingLogits:
+        """Compute the stages of a batch; the first rank of each dp rank has the logits."""
         if batch.scoring is not None:
             batch.scoring.scorer = self._scorer
+        if self._communicator is None:
+            return Computed(self._alone(batch))
         if self._observe is not None or self._prices is not None or self.recorder.is_on:
             result = self._cut_or_whole(batch)
         else:
             result = drive(self._stages(batch, self._hidden(batch)), self._collectives)
         if self._plan.shape.pp == 1:
-            return NO_LOGITS if result is None else self.follow(lambda: result)
+            return NO_LOGITS if result is None else self._follow(lambda: result)
         return self._passed_on(result, batch)
 
-    def follow(self, work: Callable[[], Tensor]) -> PendingLogits:
+    def _alone(self, batch: FlatBatch) -> Tensor:
+        """Compute all of the model at once, which has no stages then."""
+        forward = partial(
+            self._decoder.forward,
+            batch.token_ids,
+            self._kv_cache,
+            batch.attention,
+            logits_rows=batch.logits_at,
+            scoring=batch.scoring,
+        )
+        if not self.recorder.is_on:
+            return forward()
+        trace = StepTrace()
+        job = self._streams.current.run(forward)
+        trace.add(job, self._streams.current)
+        trace.wait()
+        self.recorder.add(batch, None, trace)
+        return job.result()
+
+    def _follow(self, work: Callable[[], Tensor]) -> PendingLogits:
         """Do `work` behind all steps so far; where logits come later, behind these on their stream.
 
         It is the last to use the logits of these steps.
@@ -237,11 +324,6 @@ class StageExecutor:
         # A step with a decode has too few rows for sp to be of use.
         return self._plan.shape.sp and not batch.attention.num_decode_rows
 
-    def close(self) -> None:
-        """End the threads; what they send and receive must come to an end by itself."""
-        self._later.close()
-        self._streams.close()
-
     def _hidden(self, batch: FlatBatch) -> Tensor | None:
         """Hidden states of the stage before; None: there is none."""
         plan, packed_model = self._plan, self._decoder.packed_model
@@ -253,7 +335,7 @@ class StageExecutor:
             num_rows = own.stop - own.start
         # The table of angles is of the type that is computed in.
         hidden = packed_model.rope.new_empty(num_rows, packed_model.hidden_size)
-        self._communicator.receive(hidden, 0, hidden_group(plan.pp_rank - 1))
+        self._peers.receive(hidden, 0, hidden_group(plan.pp_rank - 1))
         return hidden
 
     def _passed_on(self, result: Tensor | None, batch: FlatBatch) -> PendingLogits:
@@ -278,13 +360,13 @@ class StageExecutor:
         while len(self._sent) >= self._plan.shape.pp:
             job, _ = self._sent.popleft()
             job.wait()
-        sending: Callable[[], None] = partial(self._communicator.send, tensor, place, group)
+        sending: Callable[[], None] = partial(self._peers.send, tensor, place, group)
         computed: Job[Any] = self._streams.current.run(_nothing)
         self._sent.append((self._streams.send.run(sending, after=[computed]), tensor))
 
     def _receive(self, logits: Tensor, awaited: Sequence[Tensor]) -> Tensor:
         for tensor in awaited:
-            self._communicator.receive(tensor, 1, LOGITS)
+            self._peers.receive(tensor, 1, LOGITS)
         return logits
 
     def _empty(self, batch: FlatBatch) -> Tensor:
@@ -296,15 +378,15 @@ class StageExecutor:
         return torch.empty(len(batch.yield_at), width, device=decoder.device)
 
 
-def results_of(batch: FlatBatch, logits: Tensor) -> list[Tensor]:
-    """Results of a step: logits and scores, without those that it has none of."""
-    scores = [] if batch.scoring is None else [batch.scoring.scores]
-    return [*([logits] if len(batch.yield_at) else []), *scores]
-
-
 def _only_decodes(batch: FlatBatch) -> bool:
     return batch.attention.num_decode_rows == batch.attention.num_rows
 
 
 def _nothing() -> None:
     """Work that only has a place in a stream."""
+
+
+def _present(host_cache: Tensor | None) -> Tensor:
+    if host_cache is None:
+        raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
+    return host_cache

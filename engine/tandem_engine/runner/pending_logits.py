@@ -1,16 +1,53 @@
-"""Logits that are not there yet when a step has begun: queued, or on their way from other ranks."""
+"""The logits of a step that has begun: there, queued, or on their way from other ranks."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem_engine.device.streams import Job, Stream
+from tandem_engine.runner.batch import FlatBatch
+
+
+class PendingLogits(Protocol):
+    """Logits of a step that may still be computed."""
+
+    def then(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when `result` has nothing to wait for, perhaps at once, on any thread."""
+
+    def result(self) -> Tensor:
+        """Return them when they are there, or in the current stream of their device.
+
+        By the thread that calls the executor.
+
+        Raises:
+            Exception: They cannot come, as far as it is known yet: see `Executor.reading`.
+        """
+
+
+class Computed:
+    """Logits that are there; implements `PendingLogits`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def then(self, go_on: Callable[[], None]) -> None:
+        """Call at once."""
+        go_on()
+
+    def result(self) -> Tensor:
+        """Return them."""
+        return self._logits
+
+
+NO_LOGITS: Final = Computed(torch.empty(0))
+"""Result of a step on ranks other than the first of a dp rank."""
 
 
 class Queued:
-    """Logits of work that is in the current stream; implements `executor.PendingLogits`."""
+    """Logits of work that is in the current stream; implements `PendingLogits`."""
 
     def __init__(self, job: Job[Tensor]) -> None:
         self._job = job
@@ -51,7 +88,7 @@ class LaterWork:
 
 
 class Awaited:
-    """Logits that another rank computes; implements `executor.PendingLogits`."""
+    """Logits that another rank computes; implements `PendingLogits`."""
 
     def __init__(self, future: Future[Tensor]) -> None:
         self._future = future
@@ -67,3 +104,9 @@ class Awaited:
             CollectiveError: They will never come.
         """
         return self._future.result()
+
+
+def results_of(batch: FlatBatch, logits: Tensor) -> list[Tensor]:
+    """Results of a step: logits and scores, without those that it has none of."""
+    scores = [] if batch.scoring is None else [batch.scoring.scores]
+    return [*([logits] if len(batch.yield_at) else []), *scores]

@@ -1,5 +1,7 @@
-"""One rank's part of each step, where dp ranks compute different rows with the same weights."""
+"""The exchange between dp ranks, which compute different rows with the same weights."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -8,28 +10,22 @@ from torch import Tensor
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import Ints
 from tandem_engine.device.host_memory import to_device
-from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import RankPlan
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
-from tandem_engine.runner.executor import PendingLogits
-from tandem_engine.runner.recording import Recorder
+from tandem_engine.runner.pending_logits import PendingLogits, results_of
 from tandem_engine.runner.stage_collectives import DP
-from tandem_engine.runner.stage_executor import NO_LOGITS, StageExecutor, results_of
 from tandem_engine.sampling.top_logits import num_columns
 
 _RANK_0: Final = 0
 """Its place among the first ranks of all dp ranks."""
 
 
-class DPExecutor:
-    """Computes the rows of its dp rank; the first rank of each hands the logits to rank 0.
-
-    Implements `executor.RankExecutor`. Steps without a row of its dp rank are computed, too.
+class DPExchange:
+    """Takes the rows of a dp rank out of each step; the first rank of each gives rank 0 its logits.
 
     Args:
-        stages: Computes the rank's stages.
         batches: Of its dp rank.
         communicator: Of the rank, in the world of `stage_collectives.world_shape`.
         plan: Of the rank.
@@ -37,53 +33,40 @@ class DPExecutor:
     """
 
     def __init__(
-        self,
-        stages: StageExecutor,
-        batches: DPBatches,
-        communicator: Communicator,
-        plan: RankPlan,
-        *,
-        vocab_size: int,
+        self, batches: DPBatches, communicator: Communicator, plan: RankPlan, *, vocab_size: int
     ) -> None:
-        self._stages = stages
         self._batches = batches
         self._communicator = communicator
         self._plan = plan
         self._vocab_size = vocab_size
 
-    @property
-    def recorder(self) -> Recorder:
-        """Records the rows of the dp rank."""
-        return self._stages.recorder
+    def copies(self, step: Step) -> Step:
+        """Return the copies of `step` that are the dp rank's."""
+        return self._batches.copies(step)
 
-    def copy(self, step: Step) -> None:
-        """Make the copies of `step` that are the dp rank's."""
-        self._stages.copy(self._batches.copies(step))
+    def part(self, batch: FlatBatch) -> DPPart:
+        """Return the rows of a step that are the dp rank's."""
+        return self._batches.part(batch)
 
-    def set_prices(self, prices: CutPrices | None) -> None:
-        """See `RankExecutor`: each dp rank cuts its own rows."""
-        self._stages.set_prices(prices)
+    def exchange(
+        self, batch: FlatBatch, part: DPPart, own: PendingLogits
+    ) -> Callable[[], Tensor] | None:
+        """Return the work that hands over the logits of a part, or merges those of all on rank 0.
 
-    def compute(self, batch: FlatBatch) -> PendingLogits:
-        """See `RankExecutor`."""
-        part = self._batches.part(batch)
-        # A model whose ranks exchange nothing across dp has nothing to do without rows.
-        own: PendingLogits = NO_LOGITS
-        if part.is_empty:
-            self.recorder.skip()
-        else:
-            own = self._stages.compute(part.batch)
-        if self._plan.tp_rank or self._plan.pp_rank:
-            return NO_LOGITS
-        if self._plan.dp_rank:
-            if part.gives(self._plan.dp_rank):
-                self._stages.follow(lambda: self._hand_over(part.batch, own))
-            return NO_LOGITS
-        return self._stages.follow(lambda: self._merged(batch, part, own))
+        Args:
+            batch: The step.
+            part: The dp rank's part of it.
+            own: Logits of that part; without a meaning where it is empty.
 
-    def close(self) -> None:
-        """End the threads; what they send and receive must come to an end by itself."""
-        self._stages.close()
+        Returns:
+            To be done behind the step; None: this rank has none.
+        """
+        plan = self._plan
+        if plan.tp_rank or plan.pp_rank:
+            return None
+        if not plan.dp_rank:
+            return partial(self._merged, batch, part, own)
+        return partial(self._hand_over, part.batch, own) if part.gives(plan.dp_rank) else None
 
     def _hand_over(self, batch: FlatBatch, own: PendingLogits) -> Tensor:
         logits = own.result()
