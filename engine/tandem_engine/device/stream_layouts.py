@@ -25,13 +25,6 @@ class StreamsBy(StrEnum):
     """Each has one half, which it computes and communicates, as in MindIE."""
 
 
-def current_stream(device: torch.device) -> Stream:
-    """Return the stream that all work of this thread on a device goes into."""
-    if device.type == "cpu":
-        return HostStream(COMPUTE)
-    return Accelerator(device).current_stream(COMPUTE)
-
-
 def open_streams(device: torch.device, by: StreamsBy = StreamsBy.KIND) -> StreamLayout:
     """Make the streams of a rank on its device."""
     if device.type == "cpu":

@@ -15,6 +15,12 @@ T = TypeVar("T")
 
 _MILLISECOND_S: Final = 1e-3
 _CLOCK: Final = time.perf_counter
+_LONGEST_S: Final = 10.0
+"""Seconds after which the clocks meet again, for which the host waits until a stream is empty.
+
+A device counts milliseconds from where they met in 32 bits: to 1 µs after ten seconds, but to 8 ms
+after a day. And two clocks are 0.1 ms apart after ten seconds, but seconds after a day.
+"""
 
 
 class AcceleratorEvent(Protocol):
@@ -75,7 +81,7 @@ class Accelerator:
 
     def seconds(self, event: AcceleratorEvent, stream: Any) -> float:
         """Return the time of an event that is done, in seconds of `time.perf_counter`."""
-        if self._origin is None:
+        if self._origin is None or _CLOCK() - self._origin[1] > _LONGEST_S:
             origin = self.mark(stream)
             origin.synchronize()
             self._origin = (origin, _CLOCK())

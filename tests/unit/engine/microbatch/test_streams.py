@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_engine.device import torch_streams
 from tandem_engine.device.host_streams import HostStream, ThreadStream
 from tandem_engine.device.stream_layouts import StreamsBy, arrange, open_streams
 from tandem_engine.device.streams import StreamLayout
@@ -239,3 +240,47 @@ def test_what_waits_for_work_that_failed_fails_with_it() -> None:
         other.run(int).result()
     one.close()
     other.close()
+
+
+class DayClock:
+    """A host and a device whose clock is 50 millionths slow, and which counts in 32 bits."""
+
+    def __init__(self) -> None:
+        self.host_s = 0.0
+
+    def event(self, _: Any = None) -> "DayEvent":
+        return DayEvent(self)
+
+
+class DayEvent:
+    """Done when it is recorded."""
+
+    def __init__(self, clock: DayClock) -> None:
+        self.clock = clock
+
+    def record(self, _: Any) -> None:
+        self.host_s = self.clock.host_s
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "DayEvent") -> float:
+        elapsed_ms = (end.host_s - self.host_s) * (1 - 50e-6) * 1e3
+        return float(torch.tensor(elapsed_ms, dtype=torch.float32))
+
+
+def test_times_of_a_device_are_those_of_the_host_after_days(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = DayClock()
+    monkeypatch.setattr(torch_streams, "_CLOCK", lambda: clock.host_s)
+    accelerator = Accelerator(torch.device("meta"), new_event=clock.event)
+    for seconds in (0.0, 1.0, 3 * 86400.0, 3 * 86400.0 + 9.0):
+        clock.host_s = seconds
+        begin = accelerator.mark(None)
+        clock.host_s += 1e-3
+        end = accelerator.mark(None)
+
+        begin_s, end_s = (accelerator.seconds(event, None) for event in (begin, end))
+        assert begin_s == pytest.approx(seconds, abs=1e-3)
+        assert end_s - begin_s == pytest.approx(1e-3, abs=2e-6)
