@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
-from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.attention import (
+    AttentionMetadata,
+    Int32s,
+    Ints,
+    build_attention_metadata,
+    lay_out_attention,
+)
 from tandem_engine.device.host_memory import HostInts, to_device
 from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
@@ -79,6 +85,62 @@ class FlatBatch:
         """int64: tokens whose logits are computed, those that are scored first."""
         at = self.yield_at.tensor
         return at if self.scoring is None else torch.cat((self.scoring.at.tensor, at))
+
+    def select(
+        self,
+        rows: Ints,
+        *,
+        firsts: Ints | None = None,
+        counts: Ints | None = None,
+        first_block: int = 0,
+    ) -> "Selection":
+        """Return some rows, or parts of their tokens, as a batch of their own that names no rows.
+
+        Of a chunk that begins behind a row's first token here, those before it are in the cache.
+
+        Args:
+            rows: [selected] their indices, ascending.
+            firsts: [selected]: the first token of each row that is taken; None: its first one.
+            counts: [selected]: tokens of each row; None: all.
+            first_block: Id of the KV block that is 0 in the new batch.
+        """
+        attention, device = self.attention, self.token_ids.device
+        query_lens = np.diff(attention.row_starts)[rows].astype(np.int64)
+        firsts = np.zeros_like(query_lens) if firsts is None else firsts
+        counts = query_lens if counts is None else counts
+        tokens = spans(attention.row_starts[rows] + firsts, counts)
+        contexts = attention.context_lens[rows] - query_lens + firsts + counts
+        num_blocks = -(-contexts // attention.block_size)
+        blocks = attention.blocks[spans(attention.first_block[rows], num_blocks)]
+        # Ascending, as rows and the tokens in them are: each is where it would be inserted.
+        yield_at = self.yield_at.array
+        places = np.flatnonzero(np.isin(yield_at, tokens, assume_unique=True))
+        batch = FlatBatch(
+            token_ids=self.token_ids[to_device(tokens, device)],
+            attention=lay_out_attention(
+                counts,
+                contexts,
+                blocks - np.int32(first_block),
+                block_size=attention.block_size,
+                device=attention.device,
+            ),
+            yield_at=HostInts(np.searchsorted(tokens, yield_at[places]), device),
+            yielding=(),
+            drafts=NO_DRAFTS,
+            scoring=None if self.scoring is None else self.scoring.of_tokens(tokens),
+            num_top=self.num_top,
+        )
+        return Selection(batch, tokens, places)
+
+
+class Selection(NamedTuple):
+    """Rows of a batch as one of their own; see `FlatBatch.select`."""
+
+    batch: FlatBatch
+    tokens: Ints
+    """[tokens]: their indices in the whole batch."""
+    places: Ints
+    """[yielding positions]: their indices among those of the whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +218,13 @@ def flatten(
         is_simple=columns.are_simple and not step.drafts,
         scoring=columns.scored.scoring(device),
     )
+
+
+def spans(begins: Ints | Int32s, lengths: Ints) -> Ints:
+    """The indices begin … begin + length - 1 of each span, one span after another."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(begins - (ends - lengths), lengths) + np.arange(total)
 
 
 def with_last_tokens(batch: FlatBatch) -> FlatBatch:

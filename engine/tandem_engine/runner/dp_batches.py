@@ -21,11 +21,9 @@ from tandem_engine.device.attention import (
     Int32s,
     Ints,
     advance_attention,
-    lay_out_attention,
 )
-from tandem_engine.device.host_memory import HostInts, to_device
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
-from tandem_engine.runner.prompt_scoring import PromptScoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,35 +96,11 @@ class DPBatches:
         attention = batch.attention
         dp_rank_of = attention.blocks[attention.first_block[:-1]] // self._num_blocks
         rows = np.flatnonzero(dp_rank_of == self._dp_rank)
-        queries = np.diff(attention.row_starts)
-        yield_at = batch.yield_at.array
-        dp_rank_of_token = np.repeat(dp_rank_of, queries)
-        yields = self._shared_out(dp_rank_of_token[yield_at])
+        dp_rank_of_token = np.repeat(dp_rank_of, np.diff(attention.row_starts))
+        yields = self._shared_out(dp_rank_of_token[batch.yield_at.array])
         scoring = batch.scoring
         scored = () if scoring is None else self._shared_out(dp_rank_of_token[scoring.at.array])
-        tokens = _spans(attention.row_starts[rows], queries[rows])
-        own_blocks = _spans(attention.first_block[rows], np.diff(attention.first_block)[rows])
-        device = batch.token_ids.device
-        own = FlatBatch(
-            token_ids=batch.token_ids[to_device(tokens, device)],
-            attention=lay_out_attention(
-                queries[rows].astype(np.int64),
-                attention.context_lens[rows].astype(np.int64),
-                self._own_blocks(attention.blocks[own_blocks]),
-                block_size=attention.block_size,
-                device=attention.device,
-            ),
-            # Tokens of the part are in their order, so each is where it would be inserted.
-            yield_at=HostInts(
-                np.searchsorted(tokens, yield_at[yields[self._dp_rank]]).astype(np.int64), device
-            ),
-            yielding=(),
-            drafts=NO_DRAFTS,
-            scoring=None
-            if scoring is None
-            else _own_scoring(scoring, scored[self._dp_rank], tokens),
-            num_top=batch.num_top,
-        )
+        own = batch.select(rows, first_block=self._dp_rank * self._num_blocks).batch
         return DPPart(batch=own, yields=yields, rows=rows, scored=scored)
 
     def _shared_out(self, dp_rank_of: Int32s) -> tuple[Ints, ...]:
@@ -176,14 +150,6 @@ def merge_logits(parts: Iterable[tuple[Ints, Tensor]], num_columns: int) -> Tens
     return merged
 
 
-def _own_scoring(scoring: PromptScoring, chosen: Ints, tokens: Ints) -> PromptScoring | None:
-    """The positions of a dp rank, which has `tokens` of the whole batch; None: it has none."""
-    if not len(chosen):
-        return None
-    at = np.searchsorted(tokens, scoring.at.array[chosen]).astype(np.int64)
-    return scoring.part(chosen, at)
-
-
 def _continues(batch: FlatBatch, last: FlatBatch) -> bool:
     """True if a batch has the rows of the last one in the same blocks, each with its next token.
 
@@ -195,10 +161,3 @@ def _continues(batch: FlatBatch, last: FlatBatch) -> bool:
         and batch.yield_at is last.yield_at
         and np.array_equal(attention.context_lens, before.context_lens + 1)
     )
-
-
-def _spans(begins: Int32s, lengths: Int32s) -> Ints:
-    """The indices begin … begin + length - 1 of each span, one span after another."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(begins - (ends - lengths), lengths) + np.arange(total)

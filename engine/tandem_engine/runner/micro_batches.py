@@ -6,11 +6,10 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
-from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints, lay_out_attention
-from tandem_engine.device.host_memory import HostInts, to_device
+from tandem_engine.device.host_memory import to_device
 from tandem_engine.microbatch.cut import Cut, Half
 from tandem_engine.microbatch.rows import StepRows, parted_rows
-from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
+from tandem_engine.runner.batch import FlatBatch
 
 
 def rows_of(batch: FlatBatch) -> StepRows:
@@ -79,40 +78,6 @@ def _merged(first: Tensor, first_at: Tensor, second: Tensor, second_at: Tensor) 
 
 def _half_of(batch: FlatBatch, half: Half) -> tuple[FlatBatch, Tensor, Tensor]:
     """Return one half, and the places of its tokens and of its logits in the whole batch."""
-    attention = batch.attention
-    device, yield_at = batch.token_ids.device, batch.yield_at.array
-    tokens = _ranges(attention.row_starts[half.rows] + half.firsts, half.counts)
-    # Ascending, as rows and the tokens in them are.
-    places = np.flatnonzero(np.isin(yield_at, tokens, assume_unique=True))
-    tokens_at = to_device(tokens, device)
-    batch_of_half = FlatBatch(
-        token_ids=batch.token_ids[tokens_at],
-        attention=_attention_of(attention, half),
-        yield_at=HostInts(np.searchsorted(tokens, yield_at[places]), device),
-        yielding=(),
-        drafts=NO_DRAFTS,
-        num_top=batch.num_top,
-    )
-    return batch_of_half, tokens_at, to_device(places, device)
-
-
-def _attention_of(attention: AttentionMetadata, half: Half) -> AttentionMetadata:
-    """Lay a half out: a chunk that begins in the other half finds its tokens in the cache."""
-    rows = half.rows
-    begins = attention.context_lens[rows] - np.diff(attention.row_starts)[rows]
-    contexts = (begins + half.firsts + half.counts).astype(np.int64)
-    num_blocks = -(-contexts // attention.block_size)
-    return lay_out_attention(
-        half.counts,
-        contexts,
-        attention.blocks[_ranges(attention.first_block[rows], num_blocks)],
-        block_size=attention.block_size,
-        device=attention.device,
-    )
-
-
-def _ranges(starts: Ints | Int32s, counts: Ints) -> Ints:
-    """Return the numbers from each start on, as many as its count, one range behind the other."""
-    ends = np.cumsum(counts)
-    rows: Ints = np.repeat(starts - ends + counts, counts) + np.arange(int(counts.sum()))
-    return rows
+    selected, tokens, places = batch.select(half.rows, firsts=half.firsts, counts=half.counts)
+    device = batch.token_ids.device
+    return selected, to_device(tokens, device), to_device(places, device)

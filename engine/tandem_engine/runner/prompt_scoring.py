@@ -67,8 +67,15 @@ class PromptScoring:
         assert self.scorer is not None, "another rank scores; this is a bug"  # noqa: S101
         self.scores[rows] = self.scorer.score(logits, self.token_ids.tensor[rows], self.num_top)
 
-    def part(self, chosen: Ints, at: Ints) -> "PromptScoring":
-        """Some of the positions, which stand `at` other places of another batch."""
+    def of_tokens(self, tokens: Ints) -> "PromptScoring | None":
+        """The positions among some tokens, in ascending order, of a batch that has no others.
+
+        None: they are none of them.
+        """
+        chosen = np.flatnonzero(np.isin(self.at.array, tokens, assume_unique=True))
+        if not len(chosen):
+            return None
+        at = np.searchsorted(tokens, self.at.array[chosen])
         return PromptScoring(
             at=HostInts(at, self.at.device),
             token_ids=HostInts(self.token_ids.array[chosen], self.at.device),
