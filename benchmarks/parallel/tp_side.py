@@ -24,10 +24,11 @@ from tandem_engine.api.step import Step
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.rank_group import RankGroup
-from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.rank_process import RankSettings, load_part
 from tandem_engine.runner.runner import ModelRunner
 
 BLOCK_SIZE: Final = 128

@@ -34,20 +34,21 @@ from tandem_engine.kvcache.rank_sizes import (
     size_ranks,
 )
 from tandem_engine.model.config import DecoderConfig
-from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
+from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.description import describe
 from tandem_engine.model.draft import check_draft
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.model.micro_batches import check_micro_batches
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.parallel.rank_world import World
+from tandem_engine.runner.caches import CacheSizes, allocate_caches
 from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.loaded_draft import LoadedDraft
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankLauncher
-from tandem_engine.runner.rank_process import CacheSizes, Loaded, RankMemory, RankSettings
+from tandem_engine.runner.rank_process import Loaded, RankMemory, RankSettings
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.speculation.ngram_drafter import NgramDrafter
@@ -131,13 +132,13 @@ def build_engine(
             chosen=list(_reductions(requested, max_positions, fits[0])),
         )
         report(words)
+        sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
         if group is not None:
-            sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
             executor: GroupExecutor | LocalExecutor = group.join(
                 decoder, sizes, cost_of_halves=cost_of_halves
             )
         else:
-            executor = _executor(config, decoder, capacity, num_host_blocks)
+            executor = _executor(config, decoder, sizes)
         engine = _engine(
             config,
             executor,
@@ -221,10 +222,16 @@ def _start_ranks(
             timeout_s=RANK_TIMEOUT_S,
             micro_batch=config.stream_options.micro_batch,
             enable_mc2=config.ccl.enable_mc2,
+            graph_rows=_graph_rows(config),
         ),
         launcher=launcher,
         world=world,
     )
+
+
+def _graph_rows(config: EngineConfig) -> int:
+    """Most rows of a step that graphs are recorded for; 0: none are."""
+    return config.schedule.max_batch_size if config.graph == "python" else 0
 
 
 def _max_positions(
@@ -450,17 +457,11 @@ def _engine(
     return Engine(scheduler, runner)
 
 
-def _executor(
-    config: EngineConfig,
-    decoder: Decoder,
-    capacity: Capacity,
-    num_host_blocks: int,
-) -> LocalExecutor:
+def _executor(config: EngineConfig, decoder: Decoder, sizes: CacheSizes) -> LocalExecutor:
     """The executor of a replica of one rank."""
     layout = _layout(config, decoder)
-    kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
-    host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
-    return LocalExecutor(decoder, kv_cache, host_cache=host_cache if num_host_blocks else None)
+    caches = allocate_caches(decoder, layout, sizes, graph_rows=_graph_rows(config))
+    return LocalExecutor(decoder, caches.kv, host_cache=caches.host)
 
 
 def _warm_up(engine: Engine, capacity: Capacity) -> None:

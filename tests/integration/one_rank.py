@@ -6,6 +6,7 @@ from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.decoder import Decoder
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.loaded_draft import LoadedDraft
 
 
@@ -19,7 +20,8 @@ def engine_of_one_rank(
     draft: LoadedDraft | None = None,
 ) -> Engine:
     """Return the engine, perhaps with a draft model."""
-    executor = _executor(config, decoder, capacity, num_host_blocks)
+    sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
+    executor = _executor(config, decoder, sizes)
     return _engine(
         config,
         executor,

@@ -10,9 +10,9 @@ import pytest
 from tandem_engine.api.request import Request
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.dp_batches import DPPart
 from tandem_engine.runner.group_executor import GroupExecutor
-from tandem_engine.runner.rank_process import CacheSizes
 from tests.integration.bench import (
     HOST_BLOCKS,
     ROOMY,

@@ -19,9 +19,9 @@ from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.engine import Progress
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.drafts import Drafter
 from tandem_engine.runner.group_executor import GroupExecutor
-from tandem_engine.runner.rank_process import CacheSizes
 from tests.integration.bench import (
     END,
     HOST_BLOCKS,

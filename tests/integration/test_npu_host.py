@@ -68,7 +68,7 @@ def said_and_waits(
 ) -> tuple[dict[str, list[str]], Counter[str]]:
     """Answers of an engine on the device, and what its steps waited for."""
     QUEUE.waits.clear()
-    with engines_on_device():
+    with engines_on_device(settings.get("device", "cpu")):
         said = asyncio.run(answers(QUESTIONS, params, **settings))
     return said, Counter({by: n for by, n in QUEUE.waits.items() if by not in LOADING})
 
@@ -102,6 +102,21 @@ def test_steps_with_cut_rows_wait_a_little_more(on_device: Run, name: str, more:
 def test_steps_in_8_bits_wait_for_their_tokens_alone(on_device: Run) -> None:
     waits = compare(on_device, {"greedy": PARAMS["greedy"]}, quantization="w8a8", **ASYNC)
 
+    assert set(waits) == {TOKENS}
+
+
+@pytest.mark.parametrize("quantization", slow_but(["none"], ["none", "w8a8"]))
+def test_steps_that_are_replayed_wait_for_their_tokens_alone(
+    on_device: Run, quantization: str
+) -> None:
+    params = {"greedy": PARAMS["greedy"], "drawn": PARAMS["drawn"]}
+    settings = {"quantization": quantization, **ASYNC}
+    expected = asyncio.run(answers(QUESTIONS, params, dtype="float32", **settings))
+
+    on_card = settings | {"dtype": "float32", "device": "npu", "graph": "python"}
+    said, waits = on_device(said_and_waits, params, on_card)
+
+    assert said == expected
     assert set(waits) == {TOKENS}
 
 

@@ -38,6 +38,7 @@ from tests.integration.rank_processes import children, has_ended
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.npu.pretended_hccl import hccl as gloo
 from tests.patience import HANG_S
+from tests.slow import slow_but
 from tests.tiny import LEAST_ACCURACY, TINY, accuracy, held_out, misses
 
 QUESTIONS: Final = 8
@@ -130,6 +131,15 @@ def test_ranks_on_cards_say_what_one_says(name: str, expected: dict[str, list[st
     parallelism = ParallelismConfig(**SHAPES[name])
 
     assert said_by(engine_of(parallelism=parallelism)) == expected
+
+
+@pytest.mark.parametrize("name", slow_but(["tp2"], SHAPES))
+def test_ranks_that_replay_graphs_say_what_one_says(
+    name: str, expected: dict[str, list[str]]
+) -> None:
+    engine = engine_of(parallelism=ParallelismConfig(**SHAPES[name]), graph="python")
+
+    assert said_by(engine) == expected
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from tandem_engine.kvcache.capacity import MAX_SCORED_ROWS
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.executor import LocalExecutor
-from tandem_engine.runner.rank_process import CacheSizes
 from tandem_engine.sampling.token_scores import TokenScorer
 from tests.integration.bench import (
     BLOCK_SIZE,

@@ -22,8 +22,8 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.executor import Executor, LocalExecutor
-from tandem_engine.runner.rank_process import CacheSizes
 from tests.integration.bench import (
     BLOCK_SIZE,
     END,

@@ -14,11 +14,12 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.registry import open_device
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.pending_logits import PendingLogits
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankStartError
-from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.rank_process import RankSettings, load_part
 from tests.integration.bench import (
     BLOCK_SIZE,
     HOST_BLOCKS,

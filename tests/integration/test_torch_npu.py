@@ -74,6 +74,13 @@ def test_ranks_join_by_the_package_s_own_process_groups(package: TorchNpu) -> No
     }
 
 
+def test_the_package_has_the_graphs_that_are_called(package: TorchNpu) -> None:
+    done = package.run("tests.npu.find_graphs")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"missing": []}
+
+
 def test_with_cann_the_driver_is_missed(package: TorchNpu) -> None:
     done = package.run(OPEN)
 

@@ -432,7 +432,8 @@ class EngineConfig(Model):
     """Communication between ranks."""
 
     graph: Graph = "cpp"
-    """The graph of a step (MindIE engine.graph)."""
+    """The graph of a step (MindIE engine.graph). python: steps of decodes are recorded on a card
+    when the engine starts, and replayed; not with micro-batches."""
 
     unsafe_combinations: bool = False
     """Allow combinations with micro-batches that are not tested."""

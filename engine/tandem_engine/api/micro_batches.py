@@ -16,6 +16,11 @@ MC2_NEEDS_CARDS: Final = (
     "enableMc2 out, or set device: npu"
 )
 
+GRAPH_NEEDS_CARDS: Final = (
+    "graph python needs cards, on which steps are recorded and replayed; leave graph out, or set "
+    "device: npu"
+)
+
 
 def way_out(engine: str = "") -> str:
     """Return the way out of a refusal that is a matter of testing.
@@ -78,14 +83,13 @@ CHECKS: Final = (
     Check(
         field="graph",
         refused=_PYTHON & _MICRO_BATCH,
-        problem="graph python excludes streamOptions.microBatch true: it runs a step as a whole, "
-        "and has no stages between which halves could take turns; leave one of the two out",
+        problem="graph python excludes streamOptions.microBatch true: a graph has memory for one "
+        "step, and two halves of it would be under way at once; leave one of the two out",
     ),
     Check(
         field="graph",
-        refused=_PYTHON & ~_MICRO_BATCH,
-        problem="graph python needs a device with graphs that are built in Python, and no device "
-        "has them yet; leave graph out",
+        refused=_PYTHON & Value("device").equals("cpu"),
+        problem=GRAPH_NEEDS_CARDS,
     ),
     Check(
         field="streamOptions.microBatch",

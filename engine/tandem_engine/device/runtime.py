@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem_engine.api.device_facts import DeviceFacts
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.graphs import Graphs
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import PackingKernels
 from tandem_engine.device.sampling import SamplingKernels
@@ -142,6 +143,9 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
 
     def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
         """The forward pass of a whole model; None: the decoder calls kernels one by one."""
+
+    def graphs(self) -> Graphs | None:
+        """Return what records steps; None: there is nothing to gain by it, or no way."""
 
     def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:
         """The operator for the layers of a model whose results ranks add up.

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.micro_batches import MC2_NEEDS_CARDS
+from tandem_engine.device.graphs import Graphs
 from tandem_engine.device.packed_model import PackedLinear, PackedModel
 from tandem_engine.device.runtime import Kernels, LinearAllReduce
 
@@ -28,6 +29,10 @@ class UnfusedKernels:
     def silu_mul_linear(self: Kernels, gate_up: Tensor, packed: PackedLinear) -> Tensor:
         """See `Kernels`."""
         return self.linear(self.silu_mul(gate_up), packed)
+
+    def graphs(self) -> Graphs | None:
+        """None: there are none."""
+        return None
 
     def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:  # noqa: ARG002
         """Raise ConfigError: there is none."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.config import KVCacheDType
+from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedModel, StepStages
@@ -18,6 +19,7 @@ from tandem_engine.device.runtime import Kernels, LinearAllReduce
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.decode_graphs import DecodeGraphs
 from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCache, LinearSum
 from tandem_engine.model.stages import (
     NoPeers,
@@ -79,6 +81,7 @@ class Decoder:
         self._is_whole = self.plan.shape.tp == self.plan.shape.pp == 1
         self._kernels = kernels
         self._forward_pass = kernels.forward_pass(packed_model)
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -148,7 +151,7 @@ class Decoder:
         """
         if not self._is_whole:
             raise AssertionError("ranks that share a model compute its stages; this is a bug")
-        if scoring is not None:
+        if scoring is not None or self._graphs is not None:
             stages = self.stages(
                 token_ids, kv_cache, metadata, logits_rows=logits_rows, scoring=scoring
             )
@@ -234,7 +237,9 @@ class Decoder:
         forward_pass = self._forward_pass
         inputs = self._inputs(step, hidden, rows, scoring, reducer)
         if forward_pass is None:
-            return self._all_stages(lambda: self._by_kernels(step), inputs)
+            may_replay = scoring is None and not sequence_parallel
+            graphs = self._graphs if may_replay else None
+            return self._all_stages(lambda: self._by_kernels(step, graphs), inputs)
         return self._all_stages(
             lambda: forward_pass.stages(
                 token_ids, kv_cache.blocks, metadata, logits_rows, num_rows=num_rows
@@ -250,8 +255,35 @@ class Decoder:
         """
         return self._kernels.linear_all_reduce(self.packed_model)
 
-    def _by_kernels(self, step: KernelStep) -> StepStages:
-        return KernelStages(self.packed_model, self._kernels, step)
+    def record_graphs(self, kv_cache: KVCache, *, max_rows: int) -> None:
+        """Record steps of decodes, for `stages` and `forward` to replay from now on.
+
+        To be called under torch.inference_mode.
+
+        Args:
+            kv_cache: That of all steps; its last blocks are of no sequence (`num_spare_blocks`).
+            max_rows: Most rows of a step.
+
+        Raises:
+            ConfigError: The device has no graphs.
+        """
+        graphs = self._kernels.graphs()
+        if graphs is None:
+            raise ConfigError(
+                f"device {self.device.type} has no graphs that are built in Python; leave graph out"
+            )
+        self._graphs = DecodeGraphs(
+            self.packed_model,
+            self._kernels,
+            graphs,
+            cache=kv_cache,
+            max_rows=max_rows,
+            has_collectives=self.plan.num_tp > 1,
+        )
+
+    def _by_kernels(self, step: KernelStep, graphs: DecodeGraphs | None = None) -> StepStages:
+        replayed = None if graphs is None else graphs.stages(step)
+        return replayed or KernelStages(self.packed_model, self._kernels, step)
 
     def _inputs(
         self,

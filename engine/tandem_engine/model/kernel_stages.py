@@ -121,11 +121,9 @@ class KernelStages:
 
     def logits(self, rows: slice) -> Tensor:
         """The head's columns of this rank."""
-        norm, head = self._packed_model.norm, self._packed_model.head
-        assert norm is not None, "another rank computes logits; this is a bug"  # noqa: S101
         if self._final is None:
-            self._final = self._hidden = self._normed(norm)
-        return self._kernels.linear(self._final[rows], _present(head)).float()
+            self._final = self._hidden = self._last_norm()
+        return self._kernels.linear(self._final[rows], present(self._packed_model.head)).float()
 
     def close(self) -> None:
         """Do nothing: tensors go by themselves."""
@@ -148,7 +146,19 @@ class KernelStages:
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = HeadNorms(layer.q_norm, layer.k_norm, packed_model.eps)
         q = kernels.prepare_attention(qkv, packed_model.rope, *cache, metadata, norms=norms)
-        return kernels.paged_attention(q, *cache, metadata, packed_model.scale)
+        return self._attend(q, cache)
+
+    def _attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """Queries of all heads over a layer's cache → [tokens, heads * head_dim]."""
+        return self._kernels.paged_attention(
+            q, *cache, self._step.metadata, self._packed_model.scale
+        )
+
+    def _last_norm(self) -> Tensor:
+        """Norm what the head reads."""
+        norm = self._packed_model.norm
+        assert norm is not None, "another rank computes logits; this is a bug"  # noqa: S101
+        return self._normed(norm)
 
     def _normed(self, norm: Tensor, rows: slice | None = None) -> Tensor:
         """Add `hidden` to the residual, and return its norm: of some rows, or of all."""
@@ -181,6 +191,7 @@ def _first(x: Tensor) -> slice:
     return slice(len(x))
 
 
-def _present(head: PackedLinear | None) -> PackedLinear:
+def present(head: PackedLinear | None) -> PackedLinear:
+    """The head of a rank that computes logits."""
     assert head is not None, "another rank computes logits; this is a bug"  # noqa: S101
     return head

@@ -28,6 +28,7 @@ from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.rank_world import World, open_world
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.parallel.silence import Silence
+from tandem_engine.runner.caches import CacheSizes
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.micro_batch_control import EVERY_STEP, MicroBatchControl
 from tandem_engine.runner.profile import (
@@ -46,7 +47,6 @@ from tandem_engine.runner.rank_launcher import (
     RankTask,
 )
 from tandem_engine.runner.rank_process import (
-    CacheSizes,
     GroupAddress,
     Loaded,
     Profile,

@@ -22,13 +22,14 @@ from tandem_engine.api.timeline import RankStep
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime, LinearAllReduce
 from tandem_engine.kvcache.layout import CacheLayout
-from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
+from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.parallel.rank_world import WorldAddress
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.caches import CacheSizes, allocate_caches
 from tandem_engine.runner.dp_batches import DPBatches
 from tandem_engine.runner.dp_exchange import DPExchange
 from tandem_engine.runner.profile import (
@@ -76,18 +77,8 @@ class RankSettings:
     """Cut steps into two halves where that pays (MindIE stream_options.micro_batch)."""
     enable_mc2: bool = False
     """Multiply and add up among ranks in one operator (MindIE ccl.enable_mc2)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSizes:
-    """Blocks of the KV cache; every rank has as many, each of its own layers and heads.
-
-    The schedule counts those of all dp ranks: see `kvcache.dp_pools`.
-    """
-
-    num_blocks: int
-    num_host_blocks: int = 0
-    """For sequences that are swapped out."""
+    graph_rows: int = 0
+    """Most rows of a step of decodes that graphs are recorded for; 0: none are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,24 +336,18 @@ def prepare_worker(
         observe: Takes what each step was measured to take; None: it goes unmeasured.
 
     Raises:
-        ConfigError: Sums are to be made by an operator that the device does not have for the model.
+        ConfigError: The device lacks an operator that is to make sums, or graphs.
     """
     linear_all_reduce = linear_all_reduce_of(settings, decoder)
-    kv_cache = allocate_kv_cache(
-        decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)),
-        num_blocks=sizes.num_blocks,
-        device=decoder.device,
-    )
-    host_cache = None
-    if sizes.num_host_blocks:
-        host_cache = allocate_host_cache(kv_cache, num_blocks=sizes.num_host_blocks)
+    layout = decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype))
+    caches = allocate_caches(decoder, layout, sizes, graph_rows=settings.graph_rows)
 
     def make(communicator: Communicator) -> Worker:
         return Worker(
             decoder,
-            kv_cache,
+            caches.kv,
             communicator,
-            host_cache=host_cache,
+            host_cache=caches.host,
             observe=observe,
             linear_all_reduce=linear_all_reduce,
             dp=_dp_exchange(decoder, sizes, communicator),

@@ -60,7 +60,8 @@ class EngineSpec(Model):
     """Communication between ranks: MindIE's ccl."""
 
     graph: Graph = "cpp"
-    """Graph of a step, as MindIE's engine.graph; python is refused, as no device has it."""
+    """Graph of a step, as MindIE's engine.graph. python: steps of decodes are recorded on a card,
+    and replayed; not with micro-batches, and never run on a card so far."""
 
     unsafe_combinations: bool = False
     """Allow what is refused with streamOptions.microBatch because it is not tested: linear layers

@@ -77,6 +77,15 @@ NPU_CHECKS: Final = (
         values={"ranks": _RANKS},
     ),
     Check(
+        field="engine.graph",
+        refused=~_HAS_CARDS
+        & Value("engine.graph").equals("python")
+        & Value("engine.device").equals("auto"),
+        problem="engine.graph python needs cards, on which steps are recorded and replayed, and "
+        "resources.npu is 0; set npu: {ranks}, or leave graph out",
+        values={"ranks": _RANKS},
+    ),
+    Check(
         field="engine.kvCacheDtype",
         refused=_HAS_CARDS & Value("engine.kvCacheDtype").equals("int8"),
         problem="engine.kvCacheDtype int8 has no kernel on an NPU yet; leave it out there",

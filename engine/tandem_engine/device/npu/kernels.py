@@ -4,12 +4,14 @@ Where a card wants more than an operator's meta kernel checks, docs/guides/npu.m
 its source; `limits` refuses what breaks one before anything starts.
 """
 
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.graphs import Graphs
 from tandem_engine.device.npu.limits import check_int8, check_mc2
 from tandem_engine.device.npu.linear import (
     FloatLinear,
@@ -19,7 +21,7 @@ from tandem_engine.device.npu.linear import (
     multiply_and_add_up,
 )
 from tandem_engine.device.npu.operators import npu
-from tandem_engine.device.npu.step import StepInputs
+from tandem_engine.device.npu.step import DecodeStepInputs, StepInputs
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms, LinearAllReduce
@@ -171,6 +173,12 @@ class NpuKernels(UnfusedKernels):
         """None: kernels are called one by one."""
         return None
 
+    def graphs(self) -> Graphs:
+        """Graphs of torch_npu, all in one pool of memory: no two are replayed at once."""
+        card: Any = torch.npu  # type: ignore[attr-defined]
+        pool = card.graph_pool_handle()
+        return Graphs(lambda: CardGraph(card, pool), DecodeStepInputs)
+
     def linear_all_reduce(self, packed_model: PackedModel) -> LinearAllReduce:
         """Multiply floats: in 8 bits it would want scales in bfloat16."""
         summed = [each for layer in packed_model.layers for each in (layer.output, layer.down)]
@@ -183,6 +191,28 @@ class NpuKernels(UnfusedKernels):
             ones = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device)
             self._masks[device] = ones.triu_(1)
         return self._masks[device]
+
+
+class CardGraph:
+    """Implements `graphs.Graph` by `torch.npu.NPUGraph`.
+
+    Args:
+        card: torch_npu's module.
+        pool: Where the graph takes memory.
+    """
+
+    def __init__(self, card: Any, pool: Any) -> None:
+        self._card, self._pool = card, pool
+        self._graph = card.NPUGraph()
+
+    def record(self) -> AbstractContextManager[None]:
+        """Capture on a stream of its own, as torch_npu does."""
+        context: AbstractContextManager[None] = self._card.graph(self._graph, pool=self._pool)
+        return context
+
+    def replay(self) -> None:
+        """Queue the graph."""
+        self._graph.replay()
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

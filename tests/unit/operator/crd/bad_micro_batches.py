@@ -89,15 +89,22 @@ def bad_micro_batches() -> Iterator[Bad]:
         "micro-batches of a graph in Python",
         _ON | {f"{ENGINE}.graph": "python", UNSAFE: True},
         f"{ENGINE}.graph",
-        "graph python excludes streamOptions.microBatch true: it runs a step as a whole, and has "
-        "no stages between which halves could take turns; leave one of the two out",
+        "graph python excludes streamOptions.microBatch true: a graph has memory for one step, and "
+        "two halves of it would be under way at once; leave one of the two out",
     )
     yield Bad(
-        "a graph in Python",
+        "a graph of a processor",
+        {f"{ENGINE}.graph": "python", f"{ENGINE}.device": "cpu", UNSAFE: True},
+        f"{ENGINE}.graph",
+        "graph python needs cards, on which steps are recorded and replayed; leave graph out, or "
+        "set device: npu",
+    )
+    yield Bad(
+        "a graph without cards",
         {f"{ENGINE}.graph": "python", UNSAFE: True},
         f"{ENGINE}.graph",
-        "graph python needs a device with graphs that are built in Python, and no device "
-        "has them yet; leave graph out",
+        "engine.graph python needs cards, on which steps are recorded and replayed, and "
+        "resources.npu is 0; set npu: 1, or leave graph out",
     )
     for fault, degrees in {"one rank": {}, "stages alone": {f"{RANKS}.pp": 2}}.items():
         yield Bad(
