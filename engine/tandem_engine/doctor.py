@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.graphs import DecodeShape
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.reference.kernels import ReferenceKernels
@@ -97,8 +98,11 @@ def _device_name(runtime: DeviceRuntime) -> str:
 
 
 def examine(kernels: Kernels, device: torch.device) -> Iterator[Finding]:
-    """Compare each kernel with the reference on the host, one after the other."""
-    for name, run in _CHECKS.items():
+    """Compare each kernel with the reference on the host, one after the other.
+
+    Where the device has graphs, also what they replay.
+    """
+    for name, run in _checks_of(kernels).items():
         expected = run(ReferenceKernels(), torch.device("cpu"))
         try:
             got = [each.cpu() for each in run(kernels, device)]
@@ -107,6 +111,12 @@ def examine(kernels: Kernels, device: torch.device) -> Iterator[Finding]:
             yield Finding(name, math.inf, words.splitlines()[0])
             continue
         yield Finding(name, max(map(_difference, got, expected)))
+
+
+def _checks_of(kernels: Kernels) -> dict[str, Run]:
+    if kernels.graphs() is None:
+        return _CHECKS
+    return _CHECKS | _GRAPH_CHECKS
 
 
 def _difference(got: Tensor, expected: Tensor) -> float:
@@ -215,6 +225,57 @@ def _attention(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
     return [kernels.paged_attention(q, keys, values, _metadata(device), _HEAD_DIM**-0.5)]
 
 
+def _replayed_layer(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
+    """Norm and linear layer of inputs that come once it is recorded."""
+    x, residual = (_random(device, _tokens(), _HIDDEN, seed=seed) for seed in (0, 1))
+    norm, packed = _random(device, _HIDDEN), pack(kernels, _weight(), None, device=device)
+
+    def compute(inputs: Tensor) -> Sequence[Tensor]:
+        return kernels.norm_linear(inputs, residual, norm, _EPS, packed)
+
+    graphs = kernels.graphs()
+    results = compute(x)
+    if graphs is None:
+        return results
+    inputs, graph = torch.zeros_like(x), graphs.new()
+    with graph.record():
+        results = compute(inputs)
+    inputs.copy_(x)
+    graph.replay()
+    return results
+
+
+def _replayed_write(kernels: Kernels, device: torch.device) -> Sequence[Tensor]:
+    """Q of decodes, and the slots that they write, which come once it is recorded."""
+    num_rows, width = len(_CONTEXTS), (_HEADS + 2 * _KV_HEADS) * _HEAD_DIM
+    qkv, rope = _random(device, num_rows, width, seed=3), _random(device, 1024, _HEAD_DIM, seed=4)
+    metadata = build_attention_metadata(
+        query_lens=[1] * num_rows,
+        context_lens=_CONTEXTS,
+        block_tables=[[row] * _BLOCKS[row] for row in range(num_rows)],
+        block_size=_BLOCK_SIZE,
+        device=device,
+    )
+    keys, values = _caches(device)
+
+    def compute(metadata: AttentionMetadata) -> Tensor:
+        return kernels.prepare_attention(qkv.clone(), rope, keys, values, metadata)
+
+    graphs = kernels.graphs()
+    q = compute(metadata)
+    if graphs is not None:
+        inputs = graphs.inputs(DecodeShape(num_rows, _KV_HEADS, _BLOCK_SIZE, num_rows, device))
+        graph = graphs.new()
+        with graph.record():
+            q = compute(inputs.metadata)
+        keys.zero_()
+        values.zero_()
+        inputs.load(metadata)
+        graph.replay()
+    slots = (metadata.slot_blocks, slice(None), metadata.slot_offsets)
+    return q, keys[slots], values[slots]
+
+
 def _metadata(device: torch.device) -> AttentionMetadata:
     # From the last block down: that a table is read at all shows where ids are not in order.
     ids = iter(reversed(range(sum(_BLOCKS))))
@@ -261,4 +322,8 @@ _CHECKS: Final[dict[str, Run]] = {
     "rotary embedding, KV cache": _prepare,
     "the same with norms of heads": _prepare_with_norms,
     "attention of decodes and a chunk": _attention,
+}
+_GRAPH_CHECKS: Final[dict[str, Run]] = {
+    "norm and linear, replayed": _replayed_layer,
+    "rotary embedding, KV cache, replayed": _replayed_write,
 }

@@ -1,6 +1,8 @@
 """`tandem doctor`: it finds what is wrong, and nothing where nothing is."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu.runtime import KERNELS_VARIABLE
-from tandem_engine.device.npu.kernels import NpuKernels
+from tandem_engine.device.graphs import Graphs
 from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.doctor import Finding, examine, examine_device
 from tests.npu.operators import operators_on_cpu
+from tests.npu.recorded_graphs import RecordedGraph
+from tests.npu.runtime import RecordedKernels
 from tests.unit.engine.native import native_kernels
 
 CPU = torch.device("cpu")
@@ -48,7 +52,36 @@ def test_the_kernels_of_this_cpu_are_right() -> None:
 
 
 def test_the_kernels_of_an_npu_are_right_over_operators_on_the_cpu() -> None:
-    assert wrong_ones(examine(NpuKernels(), CPU)) == {}
+    findings = list(examine(RecordedKernels(), CPU))
+
+    assert wrong_ones(iter(findings)) == {}
+    assert [each.name for each in findings[-2:]] == [
+        "norm and linear, replayed",
+        "rotary embedding, KV cache, replayed",
+    ]
+
+
+class Forgetful(RecordedKernels):
+    """Its graphs compute with what there was when they were recorded."""
+
+    def graphs(self) -> Graphs:
+        return replace(super().graphs(), new=NotReplayed)
+
+
+class NotReplayed(RecordedGraph):
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        yield
+
+    def replay(self) -> None:
+        pass
+
+
+def test_graphs_that_compute_nothing_are_found() -> None:
+    assert set(wrong_ones(examine(Forgetful(), CPU))) == {
+        "norm and linear, replayed",
+        "rotary embedding, KV cache, replayed",
+    }
 
 
 def test_what_is_wrong_is_found_and_the_others_are_examined() -> None:
