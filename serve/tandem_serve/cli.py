@@ -11,6 +11,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from tandem_engine.api.device_facts import Device
+
 COMMANDS_GROUP: Final = "tandem.commands"
 
 ApiKey = Annotated[
@@ -202,9 +204,7 @@ def quantize(
 
 @app.command(epilog="[bold]Examples[/bold]\n\ntandem doctor\n\ntandem doctor npu")
 def doctor(
-    device: Annotated[
-        Literal["cpu", "npu"], typer.Argument(metavar="DEVICE", help="Device to examine.")
-    ] = "cpu",
+    device: Annotated[Device, typer.Argument(metavar="DEVICE", help="Device to examine.")] = "cpu",
 ) -> None:
     """Compare what a device computes with the reference, kernel by kernel."""
     from tandem_serve.commands.doctor import doctor as run

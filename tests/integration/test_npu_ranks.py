@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from tandem_engine.api.config import (
     ScheduleConfig,
     SplitFuseConfig,
 )
+from tandem_engine.api.device_facts import Device
 from tandem_engine.api.errors import ConfigError, ReplicaLost
 from tandem_engine.api.micro_batches import CclConfig, StreamOptions
 from tandem_engine.api.request import SamplingParams
@@ -76,7 +77,7 @@ def _cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def engine_of(device: Literal["cpu", "npu"] = "npu", **settings: Any) -> AsyncEngine:
+def engine_of(device: Device = "npu", **settings: Any) -> AsyncEngine:
     config = EngineConfig(
         device=device,
         memory_bytes=4 << 30,

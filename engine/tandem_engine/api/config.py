@@ -7,6 +7,7 @@ from pydantic_core import PydanticKnownError
 
 from tandem_engine.api.checks import Check, Constant, Expression, Value, Written, at_most
 from tandem_engine.api.constraints import MultipleOf, NotEqual
+from tandem_engine.api.device_facts import Device
 from tandem_engine.api.micro_batches import CHECKS as MICRO_BATCH_CHECKS
 from tandem_engine.api.micro_batches import (
     CclConfig,
@@ -371,7 +372,7 @@ class EngineConfig(Model):
     model_path: str
     """Folder of a checkpoint in Hugging Face layout."""
 
-    device: Literal["cpu", "npu"] = "cpu"
+    device: Device = "cpu"
     """Device backend."""
 
     dtype: DType = "auto"

@@ -1,6 +1,10 @@
 """Facts about the device of a replica, as data."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Device = Literal["cpu", "npu"]
+"""Backends of `device.registry`, as settings name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ rest in place.
 
 import operator
 from copy import deepcopy
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from tandem_engine.api.config import (
     Quantization,
     ScheduleConfig,
 )
+from tandem_engine.api.device_facts import Device
 from tandem_engine.api.micro_batches import StreamOptions
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document
@@ -77,7 +78,7 @@ class EngineArgs(Model):
     model_path: str
     """Folder of the checkpoint."""
 
-    device: Literal["cpu", "npu"]
+    device: Device
     """Device backend."""
 
     dtype: DType

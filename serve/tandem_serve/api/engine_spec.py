@@ -11,6 +11,7 @@ from tandem_engine.api.config import (
     ParallelismConfig,
     ScheduleConfig,
 )
+from tandem_engine.api.device_facts import Device
 from tandem_engine.api.micro_batches import CHECKS, CclConfig, Graph, StreamOptions
 from tandem_engine.api.model import Model
 from tandem_serve.api.speculation_spec import SpeculationSpec
@@ -26,13 +27,13 @@ _SPECULATIVE_CHECK: Final = Check(
 )
 
 
-Device = Literal["auto", "cpu", "npu"]
+DeviceChoice = Literal["auto", Device]
 
 
 class EngineSpec(Model):
     """Settings of one replica's engine."""
 
-    device: Device = "auto"
+    device: DeviceChoice = "auto"
     """Device that computes. auto: npu where resources.npu requests cards, else cpu."""
 
     dtype: DType = "auto"

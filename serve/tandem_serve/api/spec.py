@@ -29,6 +29,7 @@ from tandem_engine.api.config import (
     is_mix,
 )
 from tandem_engine.api.constraints import TextFormat
+from tandem_engine.api.device_facts import Device
 from tandem_engine.api.micro_batches import quantization_checks
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
@@ -312,7 +313,7 @@ class InferenceServiceSpec(Model):
     )
 
     @property
-    def device(self) -> Literal["cpu", "npu"]:
+    def device(self) -> Device:
         """engine.device, which auto leaves to resources."""
         if self.engine.device == "auto":
             return "npu" if self.resources.npu else "cpu"
