@@ -23,7 +23,6 @@ from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token import ray_token
 from tandem_operator.ray.token_key import TokenKey
 from tandem_operator.reconcile.apply import apply
-from tandem_operator.reconcile.confirmed_tokens import ConfirmedTokens
 from tandem_operator.reconcile.decide import (
     Intent,
     collect_facts,
@@ -32,14 +31,13 @@ from tandem_operator.reconcile.decide import (
     requeue_after_s,
     write_conflict,
 )
-from tandem_operator.reconcile.failures import FailureTracker
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.observe import KnownToken, observe
 from tandem_operator.reconcile.other_operators import OtherOperators
 from tandem_operator.reconcile.parsed_spec import ParsedSpec, parse_spec
 from tandem_operator.reconcile.plan import CreateToken
 from tandem_operator.reconcile.report import Reporter, deadline_in_s
-from tandem_operator.reconcile.write_limit import WriteLimit
+from tandem_operator.reconcile.service_state import ServiceState
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.status.document import status_document, unknown_document
 from tandem_operator.status.facts import Facts, Problem
@@ -84,23 +82,17 @@ class Reconciler:
         self._cached, self._live = CachedReader(kube, cache), Reader(kube)
         self._ray = ray
         self._token_key = token_key
-        self._confirmed_tokens = ConfirmedTokens[NamespacedName](
-            _CONFIRM_EVERY * settings.resync_seconds
-        )
         self._settings = settings
         self._events = events
         self._metrics = metrics
         self._reporter = Reporter(kube, events, metrics, operator=operator)
         self._others = OtherOperators(events, own=operator)
-        self._failures = FailureTracker[NamespacedName]()
-        self._write_limit = WriteLimit[NamespacedName]()
-        self._uids: dict[NamespacedName, str] = {}
-        self._polled: set[NamespacedName] = set()
+        self._states: dict[NamespacedName, ServiceState] = {}
 
     @property
     def known(self) -> frozenset[NamespacedName]:
         """The services that existed at their last reconcile."""
-        return frozenset(self._uids)
+        return frozenset(self._states)
 
     async def reconcile(self, key: NamespacedName) -> float | None:
         """Reconcile the service `key`.
@@ -135,7 +127,7 @@ class Reconciler:
         # The status announces a change before it is made.
         after_s = await self._report(view.isvc, key, self._facts(view, key))
         if not view.intent.actions:
-            self._failures.clear(key)
+            self._states[key].failures.clear()
             return after_s
         await self._apply(view, key)
         return max(after_s or 0.0, self._pause_s(view, key)) if view.intent.writes else after_s
@@ -157,38 +149,39 @@ class Reconciler:
             return None
         if await self._others.serve(isvc, key):
             return None
-        self._uids[key] = isvc["metadata"]["uid"]
+        uid = isvc["metadata"]["uid"]
+        self._states.setdefault(key, ServiceState(uid)).uid = uid
         return isvc
 
     def _forget(self, key: NamespacedName) -> None:
         """Drop all state of a service that is gone, or another operator's."""
         self._metrics.forget(key)
-        self._failures.clear(key)
-        self._write_limit.forget(key)
-        self._polled.discard(key)
-        self._confirmed_tokens.forget(key)
-        if uid := self._uids.pop(key, None):
-            self._events.forget(uid)
+        if state := self._states.pop(key, None):
+            self._events.forget(state.uid)
 
     async def _observe(
         self, reader: Reader, isvc: Object, key: NamespacedName
     ) -> tuple[ParsedSpec, Observation]:
         """Read the desired and the observed state."""
-        uid = isvc["metadata"]["uid"]
+        state = self._states[key]
         try:
             secret_key = await self._token_key.read()
-            token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
+            token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=state.uid)
             parsed = parse_spec(isvc, self._settings, token)
-            is_stale = self._confirmed_tokens.is_stale(key, token.secret, time.monotonic())
+            is_stale = state.token.is_stale(
+                token.secret,
+                time.monotonic(),
+                after_s=_CONFIRM_EVERY * self._settings.resync_seconds,
+            )
             known = KnownToken(token=token, is_stale=is_stale)
-            return parsed, await observe(reader, self._ray, key, parsed, uid=uid, token=known)
+            return parsed, await observe(reader, self._ray, key, parsed, uid=state.uid, token=known)
         except KubeError as error:
-            self._failures.record(key, error)
+            state.failures.record(error)
             await self._report_unknown(isvc, key)
             raise
 
     async def _report_unknown(self, isvc: Object, key: NamespacedName) -> None:
-        problem = self._failures.reportable(key)
+        problem = self._states[key].failures.reportable()
         if problem is None:
             return
         document = unknown_document(
@@ -200,7 +193,8 @@ class Reconciler:
         await self._reporter.report(isvc, document)
 
     def _facts(self, view: _View, key: NamespacedName) -> Facts:
-        write_failure = self._failures.reportable(key) or self._write_conflict(view, key)
+        failure = self._states[key].failures.reportable()
+        write_failure = failure or self._write_conflict(view, key)
         facts = collect_facts(*view, write_failure=write_failure, now=now_text())
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
@@ -208,35 +202,29 @@ class Reconciler:
     async def _report(self, isvc: Object, key: NamespacedName, facts: Facts) -> float | None:
         document = status_document(facts)
         await self._reporter.report(isvc, document)
-        if is_reconciled(document):
-            self._polled.discard(key)
-        else:
-            self._polled.add(key)
-        return requeue_after_s(
-            facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
-        )
+        self._states[key].is_polled = not is_reconciled(document)
+        polled = sum(state.is_polled for state in self._states.values())
+        return requeue_after_s(facts, document, deadline_in_s=deadline_in_s(facts), polled=polled)
 
     def _write_conflict(self, view: _View, key: NamespacedName) -> Problem | None:
         """Return the reason for not writing although a write is due."""
         return write_conflict(view.intent.actions) if self._pause_s(view, key) else None
 
     def _pause_s(self, view: _View, key: NamespacedName) -> float:
-        return self._write_limit.wait_s(key, view.desired_state, time.monotonic())
+        return self._states[key].writes.wait_s(view.desired_state, time.monotonic())
 
     async def _apply(self, view: _View, key: NamespacedName) -> None:
         if self._pause_s(view, key):
             return
+        state = self._states[key]
         try:
             await apply(self._kube, view.intent.actions, view.observation, view.isvc)
         except KubeError as error:
             # The next reconcile reports it, before it retries.
-            self._failures.record(key, error)
+            state.failures.record(error)
             raise
-        self._failures.clear(key)
-        self._confirm_token(key, view.intent)
-        self._write_limit.take(key, view.desired_state, time.monotonic())
-
-    def _confirm_token(self, key: NamespacedName, intent: Intent) -> None:
-        for action in intent.actions:
+        state.failures.clear()
+        for action in view.intent.actions:
             if isinstance(action, CreateToken):
-                self._confirmed_tokens.confirm(key, action.token.secret, time.monotonic())
+                state.token.confirm(action.token.secret, time.monotonic())
+        state.writes.take(view.desired_state, time.monotonic())

@@ -13,7 +13,7 @@ from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Forbidden, Refused
 from tandem_operator.ray.token import RayToken, ray_token
 from tandem_operator.ray.token_key import NAME, TokenKey
-from tandem_operator.reconcile.confirmed_tokens import ConfirmedTokens
+from tandem_operator.reconcile.service_state import ConfirmedToken
 from tests.unit.operator.samples import connection_to
 
 KEY = b"k" * 32
@@ -53,17 +53,18 @@ def test_a_token_says_nothing_of_itself() -> None:
 
 
 def test_a_token_that_was_not_confirmed_for_long_is_confirmed_again() -> None:
-    confirmed = ConfirmedTokens[str](after_s=600.0)
+    confirmed = ConfirmedToken()
     token = RayToken("tiny-token-1", "x")
-    assert confirmed.is_stale("tiny", token.secret, now=0.0)
 
-    confirmed.confirm("tiny", token.secret, now=0.0)
+    def is_stale(secret: str, now: float) -> bool:
+        return confirmed.is_stale(secret, now, after_s=600.0)
 
-    assert not confirmed.is_stale("tiny", token.secret, now=600.0)
-    assert confirmed.is_stale("tiny", token.secret, now=601.0)
-    assert confirmed.is_stale("tiny", "tiny-token-2", now=1.0), "another token is not there yet"
-    confirmed.forget("tiny")
-    assert confirmed.is_stale("tiny", token.secret, now=1.0)
+    assert is_stale(token.secret, 0.0)
+    confirmed.confirm(token.secret, now=0.0)
+
+    assert not is_stale(token.secret, 600.0)
+    assert is_stale(token.secret, 601.0)
+    assert is_stale("tiny-token-2", 1.0), "another token is not there yet"
 
 
 class Secrets:

@@ -1,31 +1,32 @@
 """Failures that a status reports."""
 
 from tandem_operator.k8s.errors import Forbidden, Overloaded
-from tandem_operator.reconcile.failures import REPORT_AFTER, FailureTracker
+from tandem_operator.reconcile.service_state import REPORT_AFTER, Failures
 from tandem_operator.status.facts import Problem
 
 
 def test_a_permanent_failure_is_reported_at_once() -> None:
-    failures = FailureTracker[str]()
-    failures.record("a", Forbidden("not allowed"))
+    failures = Failures()
+    failures.record(Forbidden("not allowed"))
 
-    assert failures.reportable("a") == Problem("ApiForbidden", "not allowed")
+    assert failures.reportable() == Problem("ApiForbidden", "not allowed")
 
 
 def test_a_transient_failure_is_reported_when_it_persists() -> None:
-    failures = FailureTracker[str]()
+    failures = Failures()
     said = []
     for _ in range(REPORT_AFTER):
-        failures.record("a", Overloaded("too busy"))
-        said.append(failures.reportable("a") is not None)
+        failures.record(Overloaded("too busy"))
+        said.append(failures.reportable() is not None)
 
     assert said == [False] * (REPORT_AFTER - 1) + [True]
 
 
 def test_it_is_forgotten_when_it_is_over() -> None:
-    failures = FailureTracker[str]()
-    failures.record("a", Forbidden("not allowed"))
-    failures.clear("a")
+    failures = Failures()
+    failures.record(Forbidden("not allowed"))
+    failures.clear()
 
-    assert failures.reportable("a") is None
-    assert failures.reportable("b") is None
+    assert failures.reportable() is None
+    failures.record(Overloaded("too busy"))
+    assert failures.reportable() is None, "it counts from the beginning"
