@@ -22,9 +22,10 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity, StepCost, in_gib, more_memory
-from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.kvcache.fit import Fit
+from tandem_engine.kvcache.host import dp_host_pools
 from tandem_engine.kvcache.layout import CacheLayout
+from tandem_engine.kvcache.pool import dp_pools
 from tandem_engine.kvcache.rank_sizes import (
     RankSizes,
     bytes_of_ranks,

@@ -19,7 +19,8 @@ from tandem_engine.api.step import Step, StepResult
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
-from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
+from tandem_engine.kvcache.host import dp_host_pools
+from tandem_engine.kvcache.pool import dp_pools
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.draft import DraftPart
 from tandem_engine.model.load_decoder import load_decoder

@@ -17,3 +17,13 @@ class HostPool(CountedBlocks):
     """
 
     kind: ClassVar[str] = "host"
+
+
+def dp_host_pools(dp: int, num_blocks: int) -> tuple[HostPool, ...]:
+    """Return the host blocks of each dp rank, numbered as those of `pool.dp_pools`.
+
+    Args:
+        dp: Number of dp ranks.
+        num_blocks: Host blocks of each; 0 where nothing is swapped.
+    """
+    return tuple(HostPool(num_blocks, first=rank * num_blocks) for rank in range(dp))

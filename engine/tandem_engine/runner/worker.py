@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
-from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
 from tandem_engine.device.host_streams import HostStream
 from tandem_engine.device.runtime import LinearAllReduce
 from tandem_engine.device.stream_layouts import open_streams
@@ -23,6 +22,7 @@ from tandem_engine.model.kernel_stages import LinearSum
 from tandem_engine.model.stages import Collectives, NoPeers, Stages, drive, own_rows
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.caches import Caches, make_copies
 from tandem_engine.runner.dp_exchange import DPExchange
 from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_traced
 from tandem_engine.runner.micro_batches import MicroBatches, rows_of
@@ -94,8 +94,7 @@ class Worker:
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
-        self._kv_cache = kv_cache
-        self._host_cache = host_cache
+        self._caches = Caches(kv_cache, host_cache)
         self._communicator = communicator
         self._collectives: Collectives = NoPeers()
         if communicator is not None:
@@ -132,13 +131,7 @@ class Worker:
             ValueError: It swaps and there are no host blocks, which is a bug.
         """
         own = step if self._dp is None else self._dp.copies(step)
-        blocks = self._kv_cache.blocks
-        if own.swapped_out:
-            swap_out(blocks, _present(self._host_cache), own.swapped_out)
-        if own.swapped_in:
-            swap_in(blocks, _present(self._host_cache), own.swapped_in)
-        if own.copied:
-            copy_blocks(blocks, own.copied)
+        make_copies(own, self._caches)
 
     def set_prices(self, prices: CutPrices | None) -> None:
         """Cut steps by these prices from now on; None: cut none. All ranks are given the same.
@@ -200,7 +193,7 @@ class Worker:
         forward = partial(
             self._decoder.forward,
             batch.token_ids,
-            self._kv_cache,
+            self._caches.kv,
             batch.attention,
             logits_rows=batch.logits_at,
             scoring=batch.scoring,
@@ -301,7 +294,7 @@ class Worker:
         """The stages of a batch; a half is sequence parallel where the whole is."""
         return self._decoder.stages(
             batch.token_ids,
-            self._kv_cache,
+            self._caches.kv,
             batch.attention,
             logits_rows=batch.logits_at,
             hidden=hidden,
@@ -384,9 +377,3 @@ def _only_decodes(batch: FlatBatch) -> bool:
 
 def _nothing() -> None:
     """Work that only has a place in a stream."""
-
-
-def _present(host_cache: Tensor | None) -> Tensor:
-    if host_cache is None:
-        raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
-    return host_cache

@@ -49,7 +49,7 @@ class Scheduler:
 
     Args:
         schedule: MindIE's parameters.
-        pool: The KV blocks; those of each dp rank, where there are several (`kvcache.dp_pools`).
+        pool: The KV blocks; those of each dp rank, where there are several (`dp_pools`).
         host: Host blocks for sequences that are swapped out, likewise; None: there are none.
         slo: The latency targets.
         speculation: Draft tokens of decode rows; None: there are none.

@@ -10,9 +10,8 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.api.step import Step
 from tandem_engine.engine import Engine, Progress
-from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
-from tandem_engine.kvcache.host import HostPool
-from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.kvcache.host import HostPool, dp_host_pools
+from tandem_engine.kvcache.pool import BlockPool, dp_pools
 from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner

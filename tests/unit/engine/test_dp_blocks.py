@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.step import BlockCopy
-from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
+from tandem_engine.kvcache.host import dp_host_pools
+from tandem_engine.kvcache.pool import dp_pools
 from tandem_engine.scheduler.reason import Reason
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, counting, mix, request, standard, tokens
 

@@ -16,9 +16,12 @@ from tandem_engine.scheduler.policies.stages import (
     StageView,
     stage_policy_for,
 )
-from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity
-from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
-from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputFirst
+from tandem_engine.scheduler.policies.stages.stage_policies import (
+    LeastLaxity,
+    PrefillFirst,
+    ThroughputFirst,
+    laxity,
+)
 
 
 def view(**given: Any) -> StageView:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tandem_engine.scheduler.latency.outliers import clip_outliers
-from tandem_engine.scheduler.latency.regression import FadingSamples, least_squares
+from tandem_engine.scheduler.latency.regression import FadingSamples, clip_outliers, least_squares
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import (
     FIRST_MARGIN,

@@ -5,7 +5,7 @@ import pytest
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages import Stage, StageView
-from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity
+from tandem_engine.scheduler.policies.stages.stage_policies import LeastLaxity
 from tandem_engine.scheduler.reason import Reason
 from tests.unit.engine.scheduling import Bench, request, standard, tokens
 

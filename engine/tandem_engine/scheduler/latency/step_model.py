@@ -18,8 +18,7 @@ from operator import mul
 from statistics import median
 from typing import Final, NamedTuple
 
-from tandem_engine.scheduler.latency.outliers import clip_outliers
-from tandem_engine.scheduler.latency.regression import FadingSamples
+from tandem_engine.scheduler.latency.regression import FadingSamples, clip_outliers
 from tandem_engine.scheduler.latency.step_load import StepLoad
 
 HALF_LIFE: Final = 128

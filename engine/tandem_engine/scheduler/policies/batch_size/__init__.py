@@ -1,4 +1,4 @@
-"""Policies on the number of running sequences, one file for each."""
+"""Policies on the number of running sequences."""
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import Slo

@@ -1,4 +1,4 @@
-"""Token budgets of SplitFuse steps, one file for each rule."""
+"""Token budgets of SplitFuse steps."""
 
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.latency.step_model import StepTimeModel

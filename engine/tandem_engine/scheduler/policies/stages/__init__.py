@@ -1,4 +1,4 @@
-"""Stage policies: prefill or decode next (stageSelectPolicy), one file for each.
+"""Stage policies: prefill or decode next (stageSelectPolicy).
 
 Only the strategy continuous uses them (as MindIE's stageSelectPolicy does).
 """
@@ -7,10 +7,12 @@ from typing import Protocol
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
-from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity
-from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
+from tandem_engine.scheduler.policies.stages.stage_policies import (
+    LeastLaxity,
+    PrefillFirst,
+    ThroughputFirst,
+)
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
-from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputFirst
 
 
 class StagePolicy(Protocol):
