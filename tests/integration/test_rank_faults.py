@@ -82,7 +82,6 @@ def expected() -> tuple[int, ...]:
     return asyncio.run(ask())
 
 
-@pytest.mark.slow
 def test_a_rank_killed_while_idle_ends_its_replica_and_no_other(
     expected: tuple[int, ...],
 ) -> None:

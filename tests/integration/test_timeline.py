@@ -137,7 +137,6 @@ async def test_a_second_caller_waits_for_the_first_one(two_ranks: AsyncEngine) -
     assert (len(first.steps), len(second.steps)) == (4, 6)
 
 
-@pytest.mark.slow
 async def test_a_recording_ends_when_the_engine_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start([])
     executor, has_begun = engine._recordings._executor, threading.Event()
