@@ -17,7 +17,7 @@ ON_CARD: dict[str, Any] = {"device": "npu", "dtype": "float32"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks beside decodes": {"schedule": MIX},
     "async scheduling": {"schedule": MIX.model_copy(update={"async_scheduling_enable": True})},
-    "more rows than graphs have": {"schedule": MIX.model_copy(update={"max_batch_size": 5})},
+    "a batch limit of five": {"schedule": MIX.model_copy(update={"max_batch_size": 5})},
     "blocks that are swapped": {
         "schedule": MIX.model_copy(update={"max_preempt_count": 4}),
         "num_kv_blocks": 24,

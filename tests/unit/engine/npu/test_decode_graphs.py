@@ -17,6 +17,7 @@ from tandem_engine.device.graphs import DecodeShape, num_spare_blocks
 from tandem_engine.device.npu.step import DecodeStepInputs, StepInputs
 from tandem_engine.model.decode_graphs import DecodeGraphs, graph_sizes
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
+from tandem_engine.model.kernel_stages import KernelStep
 from tandem_engine.model.load_decoder import load_decoder
 from tests.npu.operators import any_size, operators_on_cpu
 from tests.npu.runtime import NpuOnCpu, RecordedKernels
@@ -73,9 +74,9 @@ def _operators() -> Iterator[None]:
         yield
 
 
-def cache_of(decoder: Decoder) -> KVCache:
-    num_blocks = NUM_BLOCKS + num_spare_blocks(MAX_ROWS, BLOCK)
-    return allocate_kv_cache(decoder.cache_layout(BLOCK), num_blocks=num_blocks, device="cpu")
+def cache_of(decoder: Decoder, num_blocks: int = NUM_BLOCKS) -> KVCache:
+    every = num_blocks + num_spare_blocks(MAX_ROWS, BLOCK)
+    return allocate_kv_cache(decoder.cache_layout(BLOCK), num_blocks=every, device="cpu")
 
 
 @pytest.mark.usefixtures("_operators")
@@ -113,16 +114,28 @@ def test_a_layer_is_a_graph_and_attention_and_sums_cut_it(
     runtime = NpuOnCpu(memory_bytes=1 << 30)
     runtime.kernels = kernels
     decoder = load_decoder(folder, runtime=runtime, max_positions=64)
+    cache = cache_of(decoder, num_blocks=2 * MAX_ROWS + 2)
     with torch.inference_mode():
         graphs = DecodeGraphs(
             decoder.packed_model,
             kernels,
             kernels.graphs(),
-            cache=cache_of(decoder),
+            cache=cache,
             max_rows=MAX_ROWS,
             has_collectives=has_collectives,
         )
 
+    for num_rows in (MAX_ROWS, MAX_ROWS + 1):
+        step = KernelStep(
+            token_ids=torch.zeros(num_rows, dtype=torch.int64),
+            cache=cache.layers,
+            metadata=decodes(*[1] * num_rows),
+            logits_rows=torch.arange(num_rows),
+            num_rows=num_rows,
+        )
+        with torch.inference_mode():
+            # More rows come by a live change of maxBatchSize.
+            assert (graphs.stages(step) is None) == (num_rows > MAX_ROWS)
     assert graphs.sizes == (1, 2, 4, MAX_ROWS)
     # Attention is no graph; each size has its own.
     assert len(kernels.recorded) == 4 * ((a_layer - 1) * 3 + beside)
