@@ -76,24 +76,18 @@ class DecodeGraphs:
         """Rows of each graph, ascending."""
         _, _, num_blocks, _, block_size, _ = cache.blocks.shape
         first_spare = num_blocks - num_spare_blocks(max_rows, block_size)
-
-        def recorded(num_rows: int, new: Callable[[], Graph]) -> _Recorded:
-            return _Recorded(
-                packed_model,
-                kernels,
-                replace(graphs, new=new),
-                cache=cache,
-                first_spare=first_spare,
-                num_rows=num_rows,
-                has_collectives=has_collectives,
-            )
-
+        record = partial(
+            _Recorded,
+            packed_model,
+            kernels,
+            cache=cache,
+            first_spare=first_spare,
+            has_collectives=has_collectives,
+        )
         # Kernels make what they keep at their first call, which is no part of a graph.
-        recorded(max_rows, _DoneAtOnce)
+        record(replace(graphs, new=_DoneAtOnce), num_rows=max_rows)
         # The largest first: smaller ones find their memory in what it has taken.
-        self._recorded = {
-            num_rows: recorded(num_rows, graphs.new) for num_rows in reversed(self.sizes)
-        }
+        self._recorded = {size: record(graphs, num_rows=size) for size in reversed(self.sizes)}
 
     def stages(self, step: KernelStep) -> "GraphStages | None":
         """Begin a step; None: it is none of decodes alone, or has more rows than any graph.
