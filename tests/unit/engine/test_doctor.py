@@ -84,6 +84,22 @@ def test_graphs_that_compute_nothing_are_found() -> None:
     }
 
 
+class NoPool(RecordedKernels):
+    """Of a card whose software has no graphs."""
+
+    def graphs(self) -> Graphs:
+        raise RuntimeError("no pool of memory\nmore of CANN")
+
+
+def test_graphs_that_a_device_cannot_make_are_a_finding_and_the_others_are_examined() -> None:
+    findings = list(examine(NoPool(), CPU))
+    wrong = wrong_ones(iter(findings))
+
+    assert len(findings) == 15
+    assert {finding.refusal for finding in wrong.values()} == {"no pool of memory"}
+    assert set(wrong) == {"norm and linear, replayed", "rotary embedding, KV cache, replayed"}
+
+
 def test_what_is_wrong_is_found_and_the_others_are_examined() -> None:
     findings = list(examine(Wrong(), CPU))
     wrong = wrong_ones(iter(findings))
