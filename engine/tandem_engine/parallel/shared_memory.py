@@ -15,6 +15,7 @@ after `abort`, which another thread may call.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -291,8 +292,8 @@ class _SilenceOf:
         self._world = world
         self._rank = rank
 
-    def listen(self, seconds: float, *, begins: bool) -> None:
-        self._world.listen(self._rank, seconds, begins=begins)
+    def listen(self, seconds: float, *, begins: bool, has_come: Callable[[], bool]) -> None:
+        self._world.listen(self._rank, seconds, begins=begins, has_come=has_come)
 
     def end(self) -> None:
         self._world.stop_listening()

@@ -5,6 +5,7 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -160,12 +161,14 @@ class SharedWorld:
         if self.handle is not None:
             self._functions("world_expect")(self.handle, math.ceil(seconds * 1e3))
 
-    def listen(self, rank: int, seconds: float, *, begins: bool) -> None:
+    def listen(
+        self, rank: int, seconds: float, *, begins: bool, has_come: Callable[[], bool]
+    ) -> None:
         """Add a time of waiting for a rank to its silence; see `Silence.listen`."""
         if self.handle is None:
             raise self.failed(_Fault.CLOSED)
         outcome = self._functions("world_listen")(self.handle, rank, int(seconds * 1e3), begins)
-        if outcome:
+        if outcome and not has_come():
             raise self.failed(outcome)
 
     def stop_listening(self) -> None:

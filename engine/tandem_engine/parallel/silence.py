@@ -1,5 +1,6 @@
 """The interface by which a rank waits for another one outside of collectives; without torch."""
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 ENDLESS: Final = 30
@@ -17,12 +18,14 @@ class Silence(Protocol):
     one whose turn it is.
     """
 
-    def listen(self, seconds: float, *, begins: bool) -> None:
+    def listen(self, seconds: float, *, begins: bool, has_come: Callable[[], bool]) -> None:
         """Add a time of waiting.
 
         Args:
             seconds: Time since the last call.
             begins: True if what was before does not count.
+            has_come: True if what is waited for is there; asked before a rank is blamed, which may
+                have left just because it has done all that it had to.
 
         Raises:
             CollectiveError: A rank has ended, or has been silent for too long.
@@ -35,7 +38,7 @@ class Silence(Protocol):
 class _Unheard:
     """Implements `Silence` where a rank's progress is not known: it may take any time."""
 
-    def listen(self, seconds: float, *, begins: bool) -> None:
+    def listen(self, seconds: float, *, begins: bool, has_come: Callable[[], bool]) -> None:
         pass
 
     def end(self) -> None:

@@ -117,14 +117,18 @@ class PeerProcess:
                 absent_s = absent_s + waited_s if self._is_absent() else 0.0
                 if absent_s > self._timeout_s:
                     raise self._silent(fault)
-                heard = self._listen(waited_s, turn(), heard)
+                heard = self._listen(position, waited_s, turn(), heard)
         finally:
             self.silence.end()
 
-    def _listen(self, seconds: float, turn: int, heard: int) -> int:
+    def _listen(self, position: int, seconds: float, turn: int, heard: int) -> int:
         """Add a time to its silence if it owes something; return the number of that."""
         if turn and self.position.process:
-            self.silence.listen(seconds, begins=turn != heard)
+            self.silence.listen(
+                seconds,
+                begins=turn != heard,
+                has_come=lambda: self.position.load() != position,
+            )
         elif heard:
             self.silence.end()
         return turn
@@ -155,7 +159,7 @@ class PeerProcess:
 
     def _dead(self) -> PeerLost:
         # A rank that has found a fault ends of it: the fault is to blame, and is raised here.
-        self.silence.listen(0.0, begins=True)
+        self.silence.listen(0.0, begins=True, has_come=lambda: False)
         self.silence.end()
         return PeerLost(
             f"{self._name} is dead (process {self.position.process}); no more steps can be "

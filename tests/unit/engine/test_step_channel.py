@@ -113,8 +113,8 @@ class SilentRank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def listen(self, seconds: float, *, begins: bool) -> None:
-        raise TimeoutError(f"rank {self._rank}", seconds, begins)
+    def listen(self, seconds: float, *, begins: bool, has_come: Callable[[], bool]) -> None:
+        raise TimeoutError(f"rank {self._rank}", seconds, begins, has_come())
 
     def end(self) -> None:
         pass

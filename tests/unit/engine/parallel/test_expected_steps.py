@@ -2,8 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
+from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WorldShape
 from tandem_engine.runner.step_channel import StepReader, StepWriter, channel_bytes
 from tests.patience import HANG_S
@@ -127,6 +131,41 @@ def test_a_message_larger_than_the_ring_arrives(write: Scenario, before_read: Sc
         )
 
     assert read == [LONG] * 4
+
+
+class LeavesFirst:
+    """Rank 0 as another rank hears it: it has done its last work, and left, just before."""
+
+    def __init__(self, silence: Silence, leave: Callable[[], None]) -> None:
+        self._silence = silence
+        self._leave = leave
+
+    def listen(self, seconds: float, *, begins: bool, has_come: Callable[[], bool]) -> None:
+        self._leave()
+        self._silence.listen(seconds, begins=begins, has_come=has_come)
+
+    def end(self) -> None:
+        self._silence.end()
+
+
+def test_a_message_that_was_written_before_its_rank_left_arrives() -> None:
+    shape = WorldShape(2)
+    with make_segment(shape) as segment, channel() as address, ThreadPoolExecutor() as threads:
+        join = partial(SharedMemoryCommunicator, segment.address, shape)
+        joined = [threads.submit(join, rank) for rank in range(2)]
+        rank_0, rank_1 = (future.result(HANG_S) for future in joined)
+        attached = SharedSegment.attach(address)
+        memory = attached.buffer
+        writer = StepWriter(memory, ranks=(1,))
+
+        def leave() -> None:
+            writer.publish(b"last")
+            rank_0.close()
+
+        reader = StepReader(memory, place=0, silence=LeavesFirst(rank_1.silence_of(0), leave))
+        with writer.turn(), rank_1:
+            assert reader.receive() == b"last"
+            assert rank_1.failure() is None
 
 
 def test_a_rank_that_hangs_and_does_not_read_is_named_by_all() -> None:
