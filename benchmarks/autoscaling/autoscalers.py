@@ -31,29 +31,29 @@ def _tandem(settings: ControllerSettings) -> Controller:
     return _controller(settings, decide, policy)
 
 
-@register("hpa", (0.3, 0.5, 0.6, 0.7, 0.9))
+@register("hpa", (0.3, 0.5, 0.6, 0.7, 0.9), reads_capacity=False)
 def _hpa(settings: ControllerSettings) -> Controller:
     return _law(settings, lambda value: partial(hpa_on_use, target=value), hpa_on_use)
 
 
-@register("keda", (0.1, 0.5, 1.0, 2.0, 10.0))
+@register("keda", (0.1, 0.5, 1.0, 2.0, 10.0), reads_capacity=False)
 def _keda(settings: ControllerSettings) -> Controller:
     return _law(settings, lambda value: partial(keda_on_waiting, threshold=value), keda_on_waiting)
 
 
-@register("ray-serve", (8.0, 12.0, 14.0, 16.0, 20.0))
+@register("ray-serve", (8.0, 12.0, 14.0, 16.0, 20.0), reads_capacity=False)
 def _ray_serve(settings: ControllerSettings) -> Controller:
     return _law(
         settings, lambda value: partial(ray_serve, target_ongoing_requests=value), ray_serve
     )
 
 
-@register("llm-d", (0.3, 0.4, 0.7, 0.8, 0.9))
+@register("llm-d", (0.3, 0.4, 0.7, 0.8, 0.9), reads_capacity=False)
 def _llmd(settings: ControllerSettings) -> Controller:
     return _law(settings, lambda value: partial(llmd_slo, up_at=value), llmd_slo)
 
 
-@register("aibrix", (0.04, 0.06, 0.07, 0.08, 0.09))
+@register("aibrix", (0.04, 0.06, 0.07, 0.08, 0.09), reads_capacity=False)
 def _aibrix(settings: ControllerSettings) -> Controller:
     return _law(settings, lambda value: partial(aibrix_apa, target=value), aibrix_apa)
 

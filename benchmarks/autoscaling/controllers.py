@@ -57,13 +57,18 @@ class _Family:
     grid: Grid | None
     below: float
     """That its parameter stays below."""
+    reads_capacity: bool
 
 
 _CONTROLLERS: Final[dict[str, _Family]] = {}
 
 
 def register(
-    name: str, grid: Sequence[float] | Grid = (), *, below: float = inf
+    name: str,
+    grid: Sequence[float] | Grid = (),
+    *,
+    below: float = inf,
+    reads_capacity: bool = True,
 ) -> Callable[[MakeController], MakeController]:
     """Return a decorator that makes a controller known by `name`.
 
@@ -71,11 +76,13 @@ def register(
         name: Without `=`.
         grid: Values of its parameter that `--tune` tries; empty: it has none.
         below: That its parameter must stay below.
+        reads_capacity: False for one that is not told what replicas can take: then they need not
+            measure it, which takes most of the time.
     """
 
     def add(make: MakeController) -> MakeController:
         values = grid if callable(grid) else ((lambda _: grid) if grid else None)
-        _CONTROLLERS[name] = _Family(make, values, below)
+        _CONTROLLERS[name] = _Family(make, values, below, reads_capacity)
         return make
 
     return add
@@ -130,6 +137,12 @@ def make_controller(name: str, settings: ControllerSettings) -> Controller:
     """
     value = check_name(name)
     return _CONTROLLERS[name.partition("=")[0]].make(replace(settings, value=value))
+
+
+def reads_capacity(name: str) -> bool:
+    """Return True for a controller that decides by what replicas can take."""
+    check_name(name)
+    return _CONTROLLERS[name.partition("=")[0]].reads_capacity
 
 
 class FixedReplicas:
@@ -191,11 +204,11 @@ def _numbers(max_replicas: int) -> Sequence[float]:
     return [ceil(max_replicas * number / count) for number in range(1, count + 1)]
 
 
-@register("fixed", _numbers)
+@register("fixed", _numbers, reads_capacity=False)
 def _fixed(settings: ControllerSettings) -> Controller:
     return FixedReplicas(ceil(settings.value or settings.max_replicas))
 
 
-@register("oracle", (0.6, 0.7, 0.8, 1.0, 1.1, 1.2, 1.4))
+@register("oracle", (0.6, 0.7, 0.8, 1.0, 1.1, 1.2, 1.4), reads_capacity=False)
 def _oracle(settings: ControllerSettings) -> Controller:
     return Oracle(settings, settings.value or _MOST_LOAD)

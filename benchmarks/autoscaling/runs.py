@@ -13,6 +13,7 @@ from benchmarks.autoscaling.controllers import (
     ControllerSettings,
     initial_replicas,
     make_controller,
+    reads_capacity,
 )
 from benchmarks.autoscaling.faults import FAULTS, NONE, MeasuringController, with_fault
 from benchmarks.autoscaling.loads import make_load, tick_s
@@ -119,7 +120,7 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
     # Loads differ by the seed alone: each controller has the same arrivals.
     arrivals, starts = (Random(f"{task.seed} {part}") for part in ("arrivals", "starts"))  # noqa: S311
     is_flow = _is_flow(options.model, task.size, load)
-    make, predict = _replicas(options, load, seed=task.seed, is_flow=is_flow)
+    make, predict = _replicas(options, load, task, is_flow=is_flow)
     requests = load.flows(tick_s(load), arrivals) if is_flow else load.requests(arrivals)
     most = ceil(options.room * task.size)
     settings = ControllerSettings(
@@ -192,16 +193,23 @@ def targets_of(targets: LatencyTargets) -> tuple[Target, Target]:
 
 
 def _replicas(
-    options: FleetOptions, load: LoadProfile, *, seed: int, is_flow: bool
+    options: FleetOptions, load: LoadProfile, task: Task, *, is_flow: bool
 ) -> tuple[MakeReplicas, FlowPredictor | None]:
     """Return what makes replicas, and what predicts for them where they do not."""
     curve, policy = options.curve, with_slo(options.targets)
+    measures = task.fault is not None or reads_capacity(task.controller)
     if not is_flow:
-        rng = Random(f"{seed} noise")  # noqa: S311  # load, not secrets
+        rng = Random(f"{task.seed} noise")  # noqa: S311  # load, not secrets
         replicas = SchedulerReplicas(
-            policy=policy, machine=curve.machine, noise=Noise(), rng=rng, measure=measure
+            policy=policy,
+            machine=curve.machine,
+            noise=Noise(),
+            rng=rng,
+            measure=measure if measures else None,
         )
         return replicas, None
+    if not measures:
+        return lambda count, now: make_flows(curve, count, now), None
     shapes = {stream.mean_shape: _arrivals(stream.shapes) for stream in load.streams}
     predictor = FlowPredictor(
         machine=curve.machine,

@@ -24,12 +24,21 @@ from benchmarks.autoscaling.summary import summarize
 from benchmarks.scheduling.machines import find_machine
 from benchmarks.scheduling.policies import with_slo
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
-from benchmarks.serving.result import begin, result_console, status_line, title_of, write_result
+from benchmarks.serving.result import (
+    begin,
+    draw_result,
+    result_console,
+    status_line,
+    title_of,
+    write_result,
+)
 from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import parse_trace
 from tandem_engine.simulate.machines import Machine
 from tandem_engine.simulate.performance_curve import PerformanceCurve
 from tandem_engine.simulate.workload import Arrival, clip
+
+Facts = dict[str, Any]
 
 MODELS: Final = ("auto", "scheduler", "flow")
 
@@ -109,22 +118,27 @@ def run_controllers(options: RunSettings, *, out: Path | None) -> None:
     Raises:
         BenchmarkError: a file cannot be read, or the settings make no sense.
     """
-    facts, curve, runs = _measure(options, options.tasks(), out)
+
+    def document_of(
+        facts: Facts, curve: PerformanceCurve, runs: Sequence[FleetRun]
+    ) -> dict[str, Any]:
+        return {
+            **facts,
+            "settings": asdict(options),
+            "curve": asdict(curve),
+            "summaries": [asdict(row) for row in summarize(runs)],
+            "runs": [run_document(run, first_seed=options.replicas.seed) for run in runs],
+        }
+
+    facts, runs = _measure(options, options.tasks(), document_of, out)
     rows = summarize(runs)
     console = result_console()
     console.print(run_table(rows), "")
     if any(row.is_tuned for row in rows):
         console.print(comparison_table(rows), "")
     if out is not None:
-        document = {
-            **facts,
-            "settings": asdict(options),
-            "curve": asdict(curve),
-            "summaries": [asdict(row) for row in rows],
-            "runs": [run_document(run, first_seed=options.replicas.seed) for run in runs],
-        }
         title = title_of(facts, "autoscaling")
-        write_result(out, document, lambda file: save_runs(runs, rows, file, title=title))
+        draw_result(out, lambda file: save_runs(runs, rows, file, title=title))
 
 
 def run_faults(options: RunSettings, faults: Sequence[str], *, out: Path | None) -> None:
@@ -140,22 +154,25 @@ def run_faults(options: RunSettings, faults: Sequence[str], *, out: Path | None)
         for task in options.tasks()
         for fault in dict.fromkeys((NONE, *faults))
     ]
-    facts, _, runs = _measure(options, tasks, out)
-    rows = fault_rows(runs)
-    result_console().print(fault_table(rows), "")
-    if out is not None:
-        document = {
-            **facts,
-            "settings": asdict(options),
-            "faults": [row.document() for row in rows],
-        }
-        write_result(out, document)
+
+    def document_of(facts: Facts, _: PerformanceCurve, runs: Sequence[FleetRun]) -> dict[str, Any]:
+        rows = [row.document() for row in fault_rows(runs)]
+        return {**facts, "settings": asdict(options), "faults": rows}
+
+    _, runs = _measure(options, tasks, document_of, out)
+    result_console().print(fault_table(fault_rows(runs)), "")
 
 
 def _measure(
-    options: RunSettings, tasks: Sequence[Task], out: Path | None
-) -> tuple[dict[str, Any], PerformanceCurve, list[FleetRun]]:
-    """Return the facts of the machine, the replicas' curve, and the runs in the tasks' order."""
+    options: RunSettings,
+    tasks: Sequence[Task],
+    document_of: Callable[[Facts, PerformanceCurve, Sequence[FleetRun]], dict[str, Any]],
+    out: Path | None,
+) -> tuple[Facts, list[FleetRun]]:
+    """Return the facts of the machine, and the runs in the tasks' order.
+
+    A run may take an hour, so the document of all that have ended is written after each.
+    """
     facts = begin(out)
     trace, machine = _trace_and_machine(options.replicas)
     runs: list[FleetRun] = []
@@ -179,7 +196,9 @@ def _measure(
             task = run.task
             what = task.fault or task.controller
             note(f"{task.load}, {task.size} replicas, {what}: {run.wall_s:.1f} s")
-    return facts, curve, runs
+            if out is not None:
+                write_result(out, document_of(facts, curve, runs))
+    return facts, runs
 
 
 def run_curve(settings: ReplicaSettings, *, out: Path) -> None:

@@ -64,10 +64,26 @@ def write_result(
     Raises:
         BenchmarkError: one cannot be written.
     """
-    try:
+    with _written_to(folder):
         write_document(folder / "result.json", document)
-        if draw is not None:
-            draw(folder / "result.png")
+    if draw is not None:
+        draw_result(folder, draw)
+
+
+def draw_result(folder: Path, draw: Callable[[Path], None]) -> None:
+    """Let `draw` write result.png.
+
+    Raises:
+        BenchmarkError: it cannot be written.
+    """
+    with _written_to(folder):
+        draw(folder / "result.png")
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None
 

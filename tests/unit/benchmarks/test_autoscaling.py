@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.autoscaling import runs
 from benchmarks.autoscaling.cli import app
 from benchmarks.autoscaling.controllers import (
     ControllerSettings,
@@ -17,9 +18,10 @@ from benchmarks.autoscaling.controllers import (
 )
 from benchmarks.autoscaling.loads import LOADS, make_load, tick_s
 from benchmarks.autoscaling.replicas import load_curve, save_curve
-from benchmarks.autoscaling.runs import FleetOptions, Task, run_task
+from benchmarks.autoscaling.runs import FleetOptions, FleetRun, Task, run_task
 from benchmarks.scheduling.policies import parse_targets
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
+from tandem_engine.async_engine.capacity_question import CapacityQuestion, MeasuredCapacity
 from tandem_engine.simulate.fleet import Controller
 from tandem_engine.simulate.load_profile import LoadProfile, Stream, step
 from tandem_engine.simulate.machines import MACHINES
@@ -93,18 +95,38 @@ def test_run_writes_a_table_a_document_and_a_plot(trace: Path, curve: Path, tmp_
     document = json.loads((out / "result.json").read_text(encoding="utf-8"))
     grids = [*tuned_names("oracle", 20), *tuned_names("tandem", 20)]
     names = ["oracle", "tandem", "hpa=0.5", *grids]
-    runs = document["runs"]
-    assert [(one["load"], one["controller"], one["seed"]) for one in runs] == [
+    fleets = document["runs"]
+    assert [(each["load"], each["controller"], each["seed"]) for each in fleets] == [
         (load, name, seed) for load in ("ramp", "idle") for name in names for seed in (1, 2)
     ]
-    assert all(one["num_completed"] == pytest.approx(one["num_arrived"]) for one in runs)
-    assert all(one["model"] == "flow" for one in runs)
-    assert [len(one["moments"]) for one in runs if "moments" in one] == [12] * 4
-    summaries = [(one["load"], one["controller"]) for one in document["summaries"]]
+    assert all(each["num_completed"] == pytest.approx(each["num_arrived"]) for each in fleets)
+    assert all(each["model"] == "flow" for each in fleets)
+    assert [len(each["moments"]) for each in fleets if "moments" in each] == [12] * 4
+    summaries = [(each["load"], each["controller"]) for each in document["summaries"]]
     assert summaries == [(load, name) for load in ("ramp", "idle") for name in names]
     assert "Rivals with the parameter that is best for each load" in text
     assert "at equal attainment" in " ".join(text.split())
     assert (out / "result.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_has_ended_is_kept_where_the_next_one_is_interrupted(
+    trace: Path, curve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(options: FleetOptions, task: Task) -> FleetRun:
+        if task.seed == 2:
+            raise KeyboardInterrupt
+        return run_task(options, task)
+
+    monkeypatch.setattr(runs, "run_task", interrupted)
+    code, _ = run(
+        trace, "--curve", str(curve), "--load", "step", "--controller", "fixed=9",
+        "--replicas", "9", "--hours", "0.01", "--seeds", "3", "--out", str(tmp_path),
+    )  # fmt: skip
+
+    assert code == 130
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert [each["seed"] for each in document["runs"]] == [1]
+    assert [row["num_seeds"] for row in document["summaries"]] == [1]
 
 
 def test_a_small_fleet_has_the_real_scheduler(trace: Path, curve: Path) -> None:
@@ -227,6 +249,24 @@ def test_a_fixed_number_is_there_from_the_first_second() -> None:
 
     assert [one.result.replica_hours for one in fleets] == pytest.approx([0.3, 1.2])
     assert {moment.desired for moment in fleets[0].result.moments} == {3}
+
+
+def test_a_capacity_is_measured_for_a_controller_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def measure(_: CapacityQuestion) -> MeasuredCapacity:
+        asked.append(task.controller)
+        return MeasuredCapacity(requests_per_s=4.0, concurrency=9.0)
+
+    monkeypatch.setattr(runs, "measure", measure)
+    options = replace(OPTIONS, model="scheduler", hours=0.03)
+    for name in ("fixed=1", "hpa", "tandem"):
+        task = Task(load="step", size=1, controller=name, seed=1)
+        run_task(options, task)
+
+    assert set(asked) == {"tandem"}
 
 
 def test_each_number_is_tried_and_evenly_spaced_ones_of_many() -> None:
