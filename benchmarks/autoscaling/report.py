@@ -22,7 +22,7 @@ _NONE = "–"
 
 
 def run_table(rows: Sequence[Summary]) -> Table:
-    """One row for each controller on each load, with its own parameter."""
+    """One row for each controller on each load."""
     table = Table(box=None, pad_edge=False)
     for name in ("load", "controller", "model"):
         table.add_column(name)
@@ -31,8 +31,6 @@ def run_table(rows: Sequence[Summary]) -> Table:
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for row in rows:
-        if row.is_tuned:
-            continue
         table.add_row(
             row.load,
             escape(row.controller),

@@ -106,6 +106,10 @@ class RunSettings:
             for seed in seeds
         ]
 
+    def is_named(self, controller: str) -> bool:
+        """Return True for a controller that was asked for, and False for one of a grid."""
+        return controller in (self.controllers or controller_names())
+
     def _tuned(self, names: Sequence[str], size: int) -> list[str]:
         """Return the controllers with each value of their grids, for a fleet of a size."""
         grids = [tuned_names(name, ceil(self.room * size)) for name in names if self.tune]
@@ -133,8 +137,8 @@ def run_controllers(options: RunSettings, *, out: Path | None) -> None:
     facts, runs = _measure(options, options.tasks(), document_of, out)
     rows = summarize(runs)
     console = result_console()
-    console.print(run_table(rows), "")
-    if any(row.is_tuned for row in rows):
+    console.print(run_table([row for row in rows if options.is_named(row.controller)]), "")
+    if options.tune:
         console.print(comparison_table(rows), "")
     if out is not None:
         title = title_of(facts, "autoscaling")

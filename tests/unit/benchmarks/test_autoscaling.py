@@ -131,12 +131,14 @@ def test_a_run_that_has_ended_is_kept_where_the_next_one_is_interrupted(
 
 def test_a_small_fleet_has_the_real_scheduler(trace: Path, curve: Path) -> None:
     code, text = run(
-        trace, "--curve", str(curve), "--load", "step", "--controller", "fixed",
+        trace, "--curve", str(curve), "--load", "step", "--controller", "fixed=2",
         "--replicas", "1", "--hours", "0.01",
     )  # fmt: skip
 
     assert code == 0, text
-    assert "scheduler" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["step", "fixed=2", "scheduler", "1"] in [row[:4] for row in rows]
+    assert "Rivals" not in text
 
 
 @pytest.mark.parametrize(
