@@ -16,15 +16,20 @@ _WITHOUT_QUEUE: Final = ("cpu", "meta")
 """Devices that compute at once, or not at all."""
 
 
+def has_queue(device: torch.device | str) -> bool:
+    """Return True where work is queued, and the host that reads a tensor waits for it."""
+    return torch.device(device).type not in _WITHOUT_QUEUE
+
+
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
     """Return a tensor of `device` with the numbers of `array`, behind all that is queued there.
 
     On the CPU it is the array's own memory; elsewhere the array may change at once.
     """
     tensor = torch.from_numpy(array)
-    if torch.device(device).type in _WITHOUT_QUEUE:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    if has_queue(device):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def ints_to_device(numbers: Sequence[int], device: torch.device | str) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tandem_engine.api.config import KVCacheDType
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.allocation import host_zeros, zeros
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedModel, StepStages
 from tandem_engine.device.runtime import Kernels, LinearAllReduce
 from tandem_engine.device.sampling import RowSampler
@@ -330,25 +330,15 @@ def allocate_kv_cache(
         num_blocks: How many.
         device: Where they go.
     """
-    shape, dtype = layout.shape(num_blocks), getattr(torch, layout.dtype)
-    if torch.device(device).type == "cpu":
-        blocks = zeros_in_huge_pages(shape, dtype)
-    else:
-        blocks = torch.zeros(shape, dtype=dtype, device=device)
+    blocks = zeros(layout.shape(num_blocks), getattr(torch, layout.dtype), device)
     return KVCache(blocks, tuple((layer[0], layer[1]) for layer in blocks), layout)
 
 
 def allocate_host_cache(kv_cache: KVCache, *, num_blocks: int) -> Tensor:
     """Room in main memory for blocks of `kv_cache` that were swapped out.
 
-    It is pinned where the cache lies on a device: only then do transfers run by themselves, at
-    full speed.
-
     Returns:
         As `CacheLayout.host_shape` says: a block is one piece.
     """
-    return torch.zeros(
-        kv_cache.layout.host_shape(num_blocks),
-        dtype=kv_cache.blocks.dtype,
-        pin_memory=kv_cache.blocks.device.type != "cpu",
-    )
+    blocks = kv_cache.blocks
+    return host_zeros(kv_cache.layout.host_shape(num_blocks), blocks.dtype, blocks.device)

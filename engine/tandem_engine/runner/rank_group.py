@@ -21,6 +21,7 @@ from torch import Tensor
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.timeline import RankStep
+from tandem_engine.device.host_memory import has_queue
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder
@@ -344,7 +345,7 @@ class RankGroup:
             check=self._joined().check,
             expect=self._joined().expect,
             exits=self.exits,
-            broadcast=None if decoder.device.type == "cpu" else self._broadcast,
+            broadcast=self._broadcast if has_queue(decoder.device) else None,
             micro_batches=control,
             recorded=self._recorded,
         )
