@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandem_operator.autoscaler.page import REPLICA_ADDRESS
+from tandem_operator.autoscaler.replicas import REPLICA_ADDRESS
 from tandem_operator.health import PortTaken
 from tandem_operator.k8s.connection import connect, is_in_pod
 from tandem_operator.k8s.kubeconfig import NoCluster

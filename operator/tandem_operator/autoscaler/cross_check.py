@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tandem_operator.autoscaler.agreement import Doubt, compare, next_pod
 from tandem_operator.autoscaler.exposition import Reading, read_exposition
 from tandem_operator.autoscaler.memory import Memory
-from tandem_operator.autoscaler.page import read_replica
-from tandem_operator.autoscaler.replicas import ReplicaPod
+from tandem_operator.autoscaler.replicas import ReplicaPod, read_replica
 from tandem_operator.autoscaler.signals import Signals
 
 

@@ -5,12 +5,11 @@ has counted while there is no replica came since the last one went: nothing has 
 and neither a flood of requests nor an operator that was away changes the decision.
 """
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tandem_operator.autoscaler.page import read_page
+from tandem_operator.bounded_get import Limits, NoAnswer, get, url_host
 from tandem_operator.k8s import names
 from tandem_operator.k8s.owners import is_being_deleted, ray_cluster_of
 from tandem_serve.api.at_zero import DEMAND_BACKEND
@@ -20,6 +19,7 @@ DEFAULT_ADDRESS: Final = f"http://{{ip}}:{names.PROXY_METRICS_PORT}/metrics?scop
 
 TIMEOUT_S: Final = 2.0
 """Seconds for the proxy's answer."""
+_MAX_BYTES: Final = 2**20
 _COUNT: Final = re.compile(
     rb'^haproxy_backend_http_requests_total\{proxy="%s"\} ([0-9]{1,15})$' % DEMAND_BACKEND.encode(),
     re.MULTILINE,
@@ -31,7 +31,8 @@ class Refusals:
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = TIMEOUT_S) -> None:
         """`address` has {ip} in the place of the address of the head's pod."""
-        self._address, self._timeout_s = address, timeout_s
+        self._address = address
+        self._limits = Limits(max_bytes=_MAX_BYTES, timeout_s=timeout_s)
 
     async def count(self, pods: Iterable[Mapping[str, Any]], cluster: str | None) -> int | None:
         """Return the requests that the head of the Ray cluster has refused; None: unknown."""
@@ -39,11 +40,10 @@ class Refusals:
         if ip is None:
             return None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                page = await read_page(self._address.format(ip=f"[{ip}]" if ":" in ip else ip))
-        except (TimeoutError, OSError, ValueError):
+            page = await get(self._address.format(ip=url_host(ip)), self._limits)
+        except NoAnswer:
             return None
-        match = _COUNT.search(page or b"")
+        match = _COUNT.search(page)
         return int(match[1]) if match else None
 
 

@@ -1,13 +1,19 @@
-"""The replicas of a service as its pods show them."""
+"""The replicas of a service as its pods show them, and the metrics that they have."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from tandem_operator.bounded_get import Limits, NoAnswer, get, url_host
 from tandem_operator.clock import to_unix_s
 from tandem_operator.k8s import names
 from tandem_operator.k8s.owners import is_being_deleted, ray_cluster_of
 from tandem_operator.status.conditions import find_condition
+
+REPLICA_ADDRESS: Final = f"http://{{ip}}:{names.REPLICA_METRICS_PORT}/metrics"
+"""Address of a replica's own metrics."""
+
+_LIMITS: Final = Limits(max_bytes=2**20, timeout_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,21 @@ def replica_pods(
     active = active_cluster(ray_service)
     serving = [pod for pod in workers if ray_cluster_of(pod) == active]
     return tuple(_replica_pod(pod) for pod in serving or workers)
+
+
+async def read_replica(address: str, pod: ReplicaPod) -> bytes | None:
+    """Return the metrics of a replica; None: it cannot be read in time.
+
+    Args:
+        address: May contain {ip} and {pod}.
+        pod: Its pod.
+    """
+    if not pod.ip:
+        return None
+    try:
+        return await get(address.format(ip=url_host(pod.ip), pod=pod.name), _LIMITS)
+    except NoAnswer:
+        return None
 
 
 def _is_replica(pod: Mapping[str, Any]) -> bool:

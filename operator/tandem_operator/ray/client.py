@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
+from tandem_operator.bounded_get import (
+    AnswerTimeout,
+    Limits,
+    NoAnswer,
+    UnexpectedStatus,
+    get,
+    url_host,
+)
 from tandem_operator.ray.answer import MAX_ANSWER_BYTES, InvalidAnswer, read_answer
 from tandem_operator.ray.backoff import RayBackoff
-from tandem_operator.ray.http import AnswerTimeout, Limits, NoAnswer, UnexpectedStatus, get
 from tandem_operator.status.pod_view import PodView
 from tandem_operator.status.ray_view import RayAnswers
 
@@ -74,7 +81,7 @@ class RayClient:
         )
 
     def _url(self, cluster: str, head: PodView, namespace: str) -> str:
-        ip = f"[{head.ip}]" if head.ip and ":" in head.ip else head.ip
+        ip = head.ip and url_host(head.ip)
         return self._address.format(ip=ip, cluster=cluster, namespace=namespace) + _PATH
 
     async def _ask(self, url: str, service: str, token: str) -> dict[str, Any] | str:
@@ -82,7 +89,7 @@ class RayClient:
         if reason := self._backoff.reason(url, time.monotonic()):
             return reason
         try:
-            body = await get(url, token, self._limits)
+            body = await get(url, self._limits, token=token)
         except AnswerTimeout as error:
             self._backoff.record_timeout(url, str(error), time.monotonic())
             self._count("none")

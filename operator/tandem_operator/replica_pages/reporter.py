@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from tandem_operator.autoscaler.page import read_replica
-from tandem_operator.autoscaler.replicas import ReplicaPod, replica_pods
+from tandem_operator.autoscaler.replicas import ReplicaPod, read_replica, replica_pods
 from tandem_operator.clock import now_text
 from tandem_operator.k8s import names
 from tandem_operator.k8s.cache import ObjectCache

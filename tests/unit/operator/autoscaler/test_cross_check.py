@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tandem_operator.autoscaler import page as module
+from tandem_operator.autoscaler import replicas
 from tandem_operator.autoscaler.cross_check import CrossCheck
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.replicas import ReplicaPod
 from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.bounded_get import Limits
 from tandem_operator.scaling_law.history import History
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n"
@@ -80,7 +81,7 @@ async def test_any_answer_is_read_or_proves_nothing(answer: bytes, expected: str
 
 
 async def test_a_replica_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(replicas, "_LIMITS", Limits(max_bytes=1000, timeout_s=0.1))
     async with replica(HEAD, hangs=True) as address:
         assert await result(address) == "unreadable"
 

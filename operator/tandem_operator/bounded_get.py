@@ -47,7 +47,12 @@ class Limits:
     """Seconds until its last byte."""
 
 
-async def get(url: str, token: str | None, limits: Limits) -> bytes:
+def url_host(ip: str) -> str:
+    """Return an address of a pod as a URL has it."""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+async def get(url: str, limits: Limits, *, token: str | None = None) -> bytes:
     """Return the body of the 200 response of `url`; `token` is sent as `Authorization: Bearer`.
 
     Raises:
@@ -72,23 +77,23 @@ async def _get(url: str, token: str | None, max_bytes: int) -> bytes:
     )
     try:
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        writer.write(_request(http, parts.netloc, parts.path, token))
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        writer.write(_request(http, parts.netloc, target, token))
         return await _read(http, reader, max_bytes)
     finally:
         # The rest of the answer is not waited for.
         writer.transport.abort()
 
 
-def _request(http: h11.Connection, host: str, path: str, token: str | None) -> bytes:
+def _request(http: h11.Connection, host: str, target: str, token: str | None) -> bytes:
     headers = [
         ("Host", host),
-        ("Accept", "application/json"),
         ("Accept-Encoding", "identity"),
         ("Connection", "close"),
     ]
     if token:
         headers.append(("Authorization", f"Bearer {token}"))
-    request = h11.Request(method="GET", target=path, headers=headers)
+    request = h11.Request(method="GET", target=target, headers=headers)
     return (http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b"")
 
 
