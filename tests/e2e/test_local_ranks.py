@@ -113,6 +113,9 @@ class Stream:
         url = f"{service.url}/v1/completions"
         last = ""
         with httpx.stream("POST", url, json=body, timeout=HANG_S, trust_env=False) as response:
+            if response.status_code != httpx.codes.OK:
+                # It came when its group was ending.
+                last = response.read().decode()
             for line in response.iter_lines():
                 if line.startswith("data: "):  # not a comment, which keeps a stream alive
                     self.begun.set()

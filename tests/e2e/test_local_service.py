@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.harness import (
     Service,
@@ -177,7 +178,7 @@ def test_a_checkpoint_that_fails_leaves_the_service_as_it_was(
     service: Service, checkpoint: Path, tmp_path: Path
 ) -> None:
     before, manifest = service.replica_pids(), service.manifest.read_text()
-    broken = truncated(checkpoint, tmp_path)
+    broken = without_a_norm(checkpoint, tmp_path)
     service.write(lambda it: it["spec"]["model"].update(source=f"file://{broken}"))
 
     code, said = service.tandem.run("apply", "-f", str(service.manifest))
@@ -185,7 +186,7 @@ def test_a_checkpoint_that_fails_leaves_the_service_as_it_was(
 
     assert code == 1
     assert "replace" in said
-    assert f"error: {broken}/model.safetensors is cut off" in said
+    assert f"error: {broken}/model.safetensors lacks the tensor model.norm.weight" in said
     assert said.endswith("; the service runs as before.\n")
     assert service.replica_pids() == before
     assert service.get("/health").status_code == 200
@@ -258,6 +259,16 @@ def truncated(checkpoint: Path, folder: Path) -> Path:
     shutil.copytree(checkpoint, copy)
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    return copy
+
+
+def without_a_norm(checkpoint: Path, folder: Path) -> Path:
+    """A copy of a checkpoint that only loading its weights finds damaged."""
+    copy = folder / "without-a-norm"
+    shutil.copytree(checkpoint, copy)
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, copy / "model.safetensors")
     return copy
 
 

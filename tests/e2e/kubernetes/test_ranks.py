@@ -106,7 +106,7 @@ async def loses_a_rank(
         # A rank that is stopped holds the streams of its group open, so that however late it is
         # killed, it is killed in some.
         await in_thread(lambda: signal_rank(cluster, victim, "STOP"))
-        await in_thread(lambda: wait_for(lambda: all_compute(service), "each group has a stream"))
+        await in_thread(lambda: wait_for(lambda: all_answer(service), "each group has a stream"))
         is_enough.set()
         await in_thread(lambda: signal_rank(cluster, victim, "KILL"))
     failed = [one.result() for one in streams if one.result()]
@@ -187,11 +187,12 @@ async def stream(client: AsyncOpenAI, begun: asyncio.Event) -> str:
     return ""
 
 
-def all_compute(service: DeployedService) -> bool:
-    """True if each replica writes an answer; a new one gets its first some time after it is Ready,
-    when the proxies have heard of it."""
+def all_answer(service: DeployedService) -> bool:
+    """True if each replica has a request, by what its proxy's side counts: the step loop of one
+    whose rank is stopped counts no more. A new one gets its first some time after it is Ready, when
+    the proxies have heard of it."""
     texts = [metrics_of(pod, REPLICA_METRICS_PORT) for pod in service.pods()]
-    return all(sum_of_metric(one, "tandem_num_requests_running") for one in texts)
+    return all(sum_of_metric(text, "tandem_http_requests_in_flight") for text in texts)
 
 
 def ranks_of(service: DeployedService, cluster: Cluster) -> set[str]:
