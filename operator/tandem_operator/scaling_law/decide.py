@@ -38,6 +38,13 @@ _REASON_OF: Final = {
 _REPLACED_SHARE: Final = 0.1
 """Of the replicas, those in whose place others are asked for when they are lost."""
 
+_TURN_S: Final = 300.0
+"""Seconds after a change in which the number turns where the load does, beyond chance."""
+_KEPT_DEVIATIONS: Final = 2.0
+_KEPT_SHARE: Final = 0.1
+"""More replicas than the load asks for that are kept so long: by chance, and of a rule that asks
+for a tenth less from now on."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
@@ -128,13 +135,29 @@ def _chosen(case: _Case) -> Rule | None:
 
 def _load(case: _Case, rule: Rule, trusted: PastLoad | None) -> Load:
     loads = case.history.loads_at(case.now, trusted)
+    asked = replicas_by(rule, loads, case.now)
     return load_of(
         case.observation,
         case.policy,
-        asked=replicas_by(rule, loads, case.now),
+        asked=None if asked is None else _turned(case, asked),
         lasting=lasting_load(loads, case.now, case.cold_start_s),
         cold_start_s=case.cold_start_s,
     )
+
+
+def _turned(case: _Case, asked: float) -> tuple[float, float]:
+    """Return the replicas that are asked for, at least for more of them, at most for fewer.
+
+    Requests that come at random are Poisson's, and a load between two numbers would take the fleet
+    back and forth. Additions are held up by less than removals: what they are late for is missed.
+    """
+    history, now = case.history, case.now
+    num_arrived = (case.observation.arrival_rate or 0.0) * case.policy.settle_s
+    chance = asked / math.sqrt(max(num_arrived, 1.0))
+    at_least = asked - chance if history.since_fall_s(now) < _TURN_S else asked
+    if history.since_growth_s(now) >= _TURN_S:
+        return at_least, asked
+    return at_least, asked + max(_KEPT_DEVIATIONS * chance, _KEPT_SHARE * asked)
 
 
 def _by_bounds(case: _Case, verdict: _Verdict) -> _Verdict:

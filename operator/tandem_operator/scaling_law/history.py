@@ -129,6 +129,11 @@ class History:
         grown = [change.at_s for change in self.changes if change.after > change.before]
         return now - grown[-1] if grown else math.inf
 
+    def since_fall_s(self, now: float) -> float:
+        """Seconds since the number last fell."""
+        fallen = [change.at_s for change in self.changes if change.after < change.before]
+        return now - fallen[-1] if fallen else math.inf
+
     def grown_by(self, now: float, window_s: float) -> int:
         """Return the replicas that were added in the last `window_s` seconds."""
         steps = (

@@ -62,7 +62,7 @@ def load_of(
     observation: Observation,
     policy: ScalingPolicy,
     *,
-    asked: float | None,
+    asked: tuple[float, float] | None,
     lasting: float = 0.0,
     cold_start_s: float = 0.0,
 ) -> Load:
@@ -71,7 +71,7 @@ def load_of(
     Args:
         observation: The measurements.
         policy: Margins.
-        asked: Replicas that the rule in force asks for; None: unknown.
+        asked: Replicas that the rule in force asks for, at least and at most; None: unknown.
         lasting: Replicas that the load took for all of a cold start.
         cold_start_s: After which an added replica answers.
     """
@@ -82,14 +82,14 @@ def load_of(
     if asked is not None and observation.load is not None and observation.is_feasible:
         # A younger queue came before a replica for it could answer.
         old_s = min(max(queue_age_s - cold_start_s, 0.0), policy.drain_s)
-        needed = _ceil(max(asked, lasting + observation.load * old_s / policy.drain_s))
+        needed = _ceil(max(asked[0], lasting + observation.load * old_s / policy.drain_s))
     return Load(
         ttft_ratio=_ratio(ttft, policy) if _is_in_reach("ttft", observation) else None,
         tpot_ratio=_ratio(observation.tpot, policy) if _is_in_reach("tpot", observation) else None,
         queue_age_ratio=min(queue_age_s / ttft.target_s, MAX_RATIO) if ttft else None,
         refused_ratio=_refused_ratio(observation, policy),
         needed=needed,
-        fewest=_fewest_of_all(observation, policy, queue_age_s, asked),
+        fewest=_fewest_of_all(observation, policy, queue_age_s, asked and asked[1]),
     )
 
 

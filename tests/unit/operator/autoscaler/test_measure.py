@@ -172,9 +172,9 @@ def test_of_an_idle_service_the_unseen_replicas_stay() -> None:
     found, replicas = of_many(4, **idle)
     policy = ScalingPolicy(min_replicas=0, max_replicas=9)
 
-    assert load_of(measured(found, replicas).observation, policy, asked=0.0).fewest == 0
+    assert load_of(measured(found, replicas).observation, policy, asked=(0.0, 0.0)).fewest == 0
     blind = measured(without_pod(found, "r000"), replicas)
-    assert load_of(blind.observation, policy, asked=0.0).fewest == 1
+    assert load_of(blind.observation, policy, asked=(0.0, 0.0)).fewest == 1
 
 
 def test_one_hanging_request_is_named_and_not_fed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tandem_operator.scaling_law.decide import decide
 from tandem_operator.scaling_law.decision import DecisionReason as Reason
 from tandem_operator.scaling_law.hindsight import FIRST, PastLoad, choose
-from tandem_operator.scaling_law.history import History
+from tandem_operator.scaling_law.history import Change, History
 from tandem_operator.scaling_law.observation import Observation, SignalProblem
 from tests.unit.operator.scaling_law.measurements import (
     POLICY,
@@ -264,6 +264,28 @@ def test_replicas_are_removed_one_at_a_time_and_each_step_settles() -> None:
 
     assert numbers[:6] == [3, 3, 3, 2, 2, 2]
     assert numbers[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "arrival_rate", "name", "just_changed", "later"),
+    [
+        # The rule asks for 1.94, and for 2.05 replicas.
+        (Change(0.0, 2, 3), 15.5, "fewest", 3, 2),
+        (Change(0.0, 3, 2), 15.5, "fewest", 2, 2),
+        (Change(0.0, 3, 2), 16.4, "needed", 2, 3),
+        (Change(0.0, 2, 3), 16.4, "needed", 3, 3),
+    ],
+    ids=["fewer after more", "fewer after fewer", "more after fewer", "more after more"],
+)
+def test_a_number_that_has_changed_turns_beyond_chance_for_five_minutes(
+    change: Change, arrival_rate: float, name: str, just_changed: int, later: int
+) -> None:
+    observation = observed(change.after, arrival_rate=arrival_rate, kv_usage=0.1)
+    history = History(changes=(change,))
+
+    numbers = [decide(observation, POLICY, history, now).inputs[name] for now in (299.0, 300.0)]
+
+    assert numbers == [just_changed, later]
 
 
 def test_one_busy_moment_keeps_the_replicas_for_another_window() -> None:
