@@ -18,19 +18,19 @@ from tandem_engine.device.cpu.native.widths import (
 from tandem_engine.device.npu.availability import require_npu
 from tandem_engine.device.npu.limits import check_cache, check_int8, check_mc2
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory
-from tandem_engine.kvcache.layout import CacheLayout
+from tandem_engine.kvcache.layout import DTYPE_BYTES, CacheLayout
 from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, share_of_rank
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.draft import DraftPart, check_draft
 from tandem_engine.model.micro_batches import check_micro_batches
-from tandem_engine.model.precision import dtype_of, precision_of
-from tandem_engine.parallel.memory import (
+from tandem_engine.model.parameters import Parameters
+from tandem_engine.model.quantized import QuantizedLinear
+from tandem_engine.model.rank_memory import (
     PROCESS_BYTES,
-    Precision,
     angle_bytes,
-    matrices,
+    dtype_of,
+    shapes_of,
     step_cost,
-    weight_bytes,
 )
 from tandem_engine.parallel.plan import ParallelShape, RankPlan, plan_rank, tp_degrees
 from tandem_engine.text.codec import load_codec
@@ -68,7 +68,6 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
     shape = ParallelShape.of(config.parallelism)
     plans = [plan_rank(shape, model, rank) for rank in range(shape.world_size)]
     dtype = dtype_of(model, config.dtype)
-    precision = precision_of(model, folder, config.dtype, config.quantization)
     total = config.memory_bytes
     if total is None:
         raise ConfigError("memoryBytes is missing; give the replica's memory to see its ranks'.")
@@ -80,10 +79,10 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
                 plan.rank,
                 total=total // shape.world_size,
                 process=PROCESS_BYTES,
-                weights=weight_bytes(plan, model, precision) + _draft_weights(draft, plan),
+                weights=_shapes(config, model, plan).num_bytes + _draft_weights(draft, plan),
             ),
             layout=_layout(config, model, plan, dtype, draft),
-            cost=step_cost(plan, model, precision.float_bytes),
+            cost=step_cost(plan, model, DTYPE_BYTES[dtype]),
         )
         for plan in plans
     ]
@@ -129,15 +128,13 @@ def check_device(config: EngineConfig) -> None:
         return
     folder = Path(config.model_path)
     model = read_decoder_config(folder)
-    precision = precision_of(model, folder, config.dtype, config.quantization)
     plan = plan_rank(ParallelShape.of(config.parallelism), model, 0)
+    linears = _shapes(config, model, plan).linears()
     try:
         check_cache(_layout(config, model, plan, dtype_of(model, config.dtype), None))
-        in_8_bits = [
-            matrix for matrix in matrices(plan, model) if precision.is_in_8_bits(matrix.name)
-        ]
-        for matrix in in_8_bits:
-            check_int8(matrix.outputs, matrix.inputs)
+        in_8_bits = [linear for linear in linears if isinstance(linear, QuantizedLinear)]
+        for linear in in_8_bits:
+            check_int8(linear.num_outputs, linear.inputs)
         if config.ccl.enable_mc2:
             check_mc2(is_in_float=not in_8_bits)
     except ConfigError as error:
@@ -163,15 +160,13 @@ def native_problem(config: EngineConfig) -> str | None:
         CheckpointError: The checkpoint is missing, or its description is not understood.
         ConfigError: The model cannot be cut into these ranks.
     """
-    folder = Path(config.model_path)
-    model = read_decoder_config(folder)
-    precision = precision_of(model, folder, config.dtype, config.quantization)
+    model = read_decoder_config(Path(config.model_path))
     shape = ParallelShape.of(config.parallelism)
-    reason = _unpacked_reason(shape, model, precision)
+    reason = _unpacked_reason(config, shape, model)
     if reason is None:
         return None
     cuts = [replace(shape, tp=tp, sp=shape.sp and tp > 1) for tp in tp_degrees(model)]
-    native = [str(cut.tp) for cut in cuts if not _unpacked_reason(cut, model, precision)]
+    native = [str(cut.tp) for cut in cuts if not _unpacked_reason(config, cut, model)]
     way_out = f"tp {' or '.join(native)}" if native else "no tp of this model"
     share = "" if shape.tp == 1 else f"in the share of each of {shape.tp} ranks "
     return (
@@ -192,15 +187,26 @@ def check_draft_model(config: EngineConfig) -> None:
         draft.check_cache(check_cache)
 
 
+def _shapes(config: EngineConfig, model: DecoderConfig, plan: RankPlan) -> Parameters:
+    """What a rank would hold."""
+    return shapes_of(
+        model,
+        Path(config.model_path),
+        plan=plan,
+        dtype=config.dtype,
+        quantization=config.quantization,
+    )
+
+
 def _unpacked_reason(
-    shape: ParallelShape, model: DecoderConfig, precision: Precision
+    config: EngineConfig, shape: ParallelShape, model: DecoderConfig
 ) -> str | None:
     # Ranks that share a layer have as many inputs of it each.
     plans = (plan_rank(shape, model, rank) for rank in shape.pp_group(0))
     return unpacked_reason(
-        InputWidth(_width_name(matrix.name), matrix.inputs, precision.is_in_8_bits(matrix.name))
+        InputWidth(_width_name(linear.names[0]), linear.inputs, isinstance(linear, QuantizedLinear))
         for plan in plans
-        for matrix in matrices(plan, model)
+        for linear in _shapes(config, model, plan).linears()
     )
 
 

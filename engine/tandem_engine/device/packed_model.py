@@ -26,9 +26,9 @@ class PackedLayer:
     """[hidden]."""
     qkv: PackedLinear
     """hidden → (heads + 2 * kv_heads) * head_dim: all heads of Q, then of K, then of V."""
-    q_norm: Tensor | None
-    """[head_dim]."""
-    k_norm: Tensor | None
+    q_norm: Tensor | None = None
+    """[head_dim]; None: heads are not normed."""
+    k_norm: Tensor | None = None
     """[head_dim]."""
     output: PackedLinear
     """heads * head_dim → hidden."""

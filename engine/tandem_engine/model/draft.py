@@ -10,9 +10,8 @@ from tandem_engine.api.errors import CheckpointError, ConfigError
 from tandem_engine.kvcache.capacity import in_gib
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
-from tandem_engine.model.precision import dtype_of, precision_of
-from tandem_engine.parallel.memory import PROCESS_BYTES, weight_bytes
-from tandem_engine.parallel.plan import ParallelShape, plan_rank, whole_plan
+from tandem_engine.model.rank_memory import PROCESS_BYTES, dtype_of, shapes_of
+from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.text.codec import CheckpointCodec, load_codec
 
 SOURCE: Final = "speculation.draft.source"
@@ -108,8 +107,9 @@ def _check_memory(config: EngineConfig, model: DecoderConfig, draft_bytes: int) 
         return
     shape = ParallelShape.of(config.parallelism)
     share = config.memory_bytes // shape.world_size
-    precision = precision_of(model, Path(config.model_path), config.dtype, config.quantization)
-    of_model = weight_bytes(plan_rank(shape, model, 0), model, precision)
+    of_model = _weight_bytes(
+        model, Path(config.model_path), config.dtype, config.quantization, shape=shape
+    )
     if PROCESS_BYTES + of_model + draft_bytes <= share:
         return
     owner = "this replica's memory is" if shape.world_size == 1 else "rank 0 has"
@@ -131,6 +131,13 @@ def _cache_layout(draft: DecoderConfig, config: EngineConfig) -> CacheLayout:
 
 
 def _weight_bytes(
-    model: DecoderConfig, path: Path, dtype: DType, quantization: Quantization
+    model: DecoderConfig,
+    path: Path,
+    dtype: DType,
+    quantization: Quantization,
+    *,
+    shape: ParallelShape | None = None,
 ) -> int:
-    return weight_bytes(whole_plan(model), model, precision_of(model, path, dtype, quantization))
+    """Bytes of rank 0's weights; `shape`: None: all of the model."""
+    plan = plan_rank(shape or ParallelShape(), model, 0)
+    return shapes_of(model, path, plan=plan, dtype=dtype, quantization=quantization).num_bytes

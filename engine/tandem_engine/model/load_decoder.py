@@ -8,14 +8,13 @@ import torch
 
 from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.packed_model import PackedLayer, PackedModel
+from tandem_engine.device.packed_model import PackedModel
 from tandem_engine.device.packing import ShapesOnly
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.documents import CONFIG_FILE
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.parameters import (
-    Layer,
     Parameters,
     allocate_parameters,
     checkpoint_parts,
@@ -173,7 +172,7 @@ def pack_model(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -
     Raises:
         CheckpointError: A layer in 8 bits has scales or offsets that are not computed.
     """
-    layers = tuple(_finished(layer) for layer in parameters.layers)
+    layers = tuple(layer.finished() for layer in parameters.layers)
     head = None if parameters.head is None else parameters.head.finished()
     plan, embedding = parameters.plan, parameters.embedding
     return PackedModel(
@@ -191,17 +190,4 @@ def pack_model(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -
         layers=layers,
         norm=parameters.norm,
         head=head,
-    )
-
-
-def _finished(layer: Layer) -> PackedLayer:
-    return PackedLayer(
-        attention_norm=layer.attention_norm,
-        qkv=layer.qkv.finished(),
-        q_norm=layer.q_norm,
-        k_norm=layer.k_norm,
-        output=layer.output.finished(),
-        mlp_norm=layer.mlp_norm,
-        gate_up=layer.gate_up.finished(),
-        down=layer.down.finished(),
     )

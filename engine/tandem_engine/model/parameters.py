@@ -4,16 +4,18 @@ Projections that read the same input are one matrix here, because one large prod
 several small ones: Q, K and V, and the gate and up projections of the feed-forward layer.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.packed_model import PackedLayer, PackedLinear
 from tandem_engine.device.packing import LinearPacking, PackingKernels
 from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.layer_tensors import LayerTensor, NormTensor, by_rows, layer_tensors
 from tandem_engine.model.projection import Projection, row_slices
 from tandem_engine.model.quantized import (
     QuantizedLinear,
@@ -38,11 +40,23 @@ class Linear:
     """[out]; None also where another rank adds it to the sum."""
     padding: int
     """Rows of zeros behind them, which make all ranks' results as wide."""
+    dtype: torch.dtype
+    """Of the weight."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the projections in the checkpoint."""
         return tuple(projection.name for projection in self.projections)
+
+    @property
+    def inputs(self) -> int:
+        """Columns that are multiplied here."""
+        return len(self.projections[0].columns)
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows, those of the padding included."""
+        return sum(len(projection.rows) for projection in self.projections) + self.padding
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
@@ -61,11 +75,16 @@ class Linear:
                     f"{projection.name}.bias", self.bias[rows], projection.rows, projection.outputs
                 )
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight."""
+        return self.num_outputs * self.inputs * self.dtype.itemsize
+
     def finished(self) -> PackedLinear:
         """The layer as kernels take it, once all parts are filled."""
         if self.padding:
-            first, inputs = row_slices(self.projections)[-1].stop, len(self.projections[0].columns)
-            self.packing.put(first, torch.zeros(self.padding, inputs))
+            first = row_slices(self.projections)[-1].stop
+            self.packing.put(first, torch.zeros(self.padding, self.inputs))
             if self.bias is not None:
                 self.bias[first:] = 0
         return self.packing.finish(self.bias)
@@ -74,26 +93,48 @@ class Linear:
 AnyLinear = Linear | QuantizedLinear
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: attention, then the feed-forward layer, each after a norm."""
+    """One block, as the kinds of its attention and feed-forward layer declare it."""
 
-    attention_norm: Tensor
-    """[hidden]."""
-    qkv: AnyLinear
-    """[(heads + 2 * kv_heads) * head_dim, hidden]: all heads of Q, then of K, then of V."""
-    q_norm: Tensor | None
-    """[head_dim]."""
-    k_norm: Tensor | None
-    """[head_dim]."""
-    output: AnyLinear
-    """[hidden, heads * head_dim]."""
-    mlp_norm: Tensor
-    """[hidden]."""
-    gate_up: AnyLinear
-    """[2 * intermediate, hidden]: gate, then up."""
-    down: AnyLinear
-    """[hidden, intermediate]."""
+    declared: tuple[LayerTensor, ...]
+    held: Mapping[str, Tensor | AnyLinear]
+    """By their fields in `PackedLayer`."""
+
+    def linears(self) -> Iterator[AnyLinear]:
+        """Every linear layer."""
+        return (each for each in self.held.values() if not isinstance(each, Tensor))
+
+    def parts(self, names: Collection[str]) -> Iterator[Part]:
+        """Every tensor of a checkpoint with these names that fills it."""
+        for declared in self.declared:
+            tensor = self.held[declared.field]
+            if isinstance(tensor, Tensor):
+                assert isinstance(declared, NormTensor), "only norms are vectors"  # noqa: S101
+                yield from self._norm_parts(declared, tensor, names)
+            else:
+                yield from tensor.parts()
+
+    def finished(self) -> PackedLayer:
+        """The layer as kernels take it, once all parts are filled.
+
+        Raises:
+            CheckpointError: Scales or offsets of a layer in 8 bits are not computed.
+        """
+        packed: dict[str, Any] = {
+            field: each if isinstance(each, Tensor) else each.finished()
+            for field, each in self.held.items()
+        }
+        return PackedLayer(**packed)
+
+    def _norm_parts(
+        self, declared: NormTensor, norm: Tensor, names: Collection[str]
+    ) -> Iterator[Part]:
+        reader = None if declared.reader is None else self.held[declared.reader]
+        if isinstance(reader, QuantizedLinear):
+            yield from norm_parts(declared.name, norm, reader, names)
+        else:
+            yield Part.copy(f"{declared.name}.weight", norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +156,15 @@ class Parameters:
     def linears(self) -> Iterator[AnyLinear]:
         """Every linear layer; not a head that is tied."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+            yield from layer.linears()
         if self.head is not None and not self.config.tie_word_embeddings:
             yield self.head
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        layers = [each for layer in self.layers for each in layer.held.values()]
+        return sum(_bytes_of(each) for each in (self.embedding, *layers, self.norm, self.head))
 
 
 def allocate_parameters(
@@ -144,7 +191,7 @@ def allocate_parameters(
     """
     plan = plan or whole_plan(config)
     allocator = _Allocator(config, plan, scheme, kernels, dtype=dtype, device=device)
-    layers = tuple(allocator.layer(f"model.layers.{number}") for number in plan.layers)
+    layers = tuple(map(allocator.layer, plan.layers))
     is_last = plan.is_last_stage
     return Parameters(
         dtype=dtype,
@@ -189,39 +236,21 @@ class _Allocator:
         """The embedding where the two are tied, which is in float always."""
         plan, config = self._plan, self._config
         name = config.embedding if config.tie_word_embeddings else HEAD
-        projection = self._by_rows(name, plan.vocab, outputs=config.vocab_size)
+        projection = by_rows(config, name, plan.vocab, outputs=config.vocab_size)
         padding = plan.vocab_width - len(plan.vocab)
         if config.tie_word_embeddings:
             return self._in_float((projection,), bias=False, padding=padding)
         return self._linear((projection,), bias=False, padding=padding)
 
-    def layer(self, prefix: str) -> Layer:
-        """One block."""
-        config, plan = self._config, self._plan
-        queries, intermediate = config.num_heads * config.head_dim, config.intermediate_size
-        kv_width = config.num_kv_heads * config.head_dim
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qkv = (
-            self._by_rows(f"{attention}.q_proj", plan.query_rows, outputs=queries),
-            self._by_rows(f"{attention}.k_proj", plan.kv_rows, outputs=kv_width),
-            self._by_rows(f"{attention}.v_proj", plan.kv_rows, outputs=kv_width),
-        )
-        gate_up = (
-            self._by_rows(f"{mlp}.gate_proj", plan.intermediate, outputs=intermediate),
-            self._by_rows(f"{mlp}.up_proj", plan.intermediate, outputs=intermediate),
-        )
-        output = self._by_columns(f"{attention}.o_proj", plan.query_rows, inputs=queries)
-        down = self._by_columns(f"{mlp}.down_proj", plan.intermediate, inputs=intermediate)
-        return Layer(
-            attention_norm=self.tensor(config.hidden_size),
-            qkv=self._linear(qkv, bias=config.qkv_bias),
-            q_norm=self.tensor(config.head_dim) if config.qk_norm else None,
-            k_norm=self.tensor(config.head_dim) if config.qk_norm else None,
-            output=self._linear((output,), bias=config.output_bias, is_sum=True),
-            mlp_norm=self.tensor(config.hidden_size),
-            gate_up=self._linear(gate_up, bias=config.mlp_bias),
-            down=self._linear((down,), bias=config.mlp_bias, is_sum=True),
-        )
+    def layer(self, number: int) -> Layer:
+        """One block, by its number in the model."""
+        declared = tuple(layer_tensors(self._config, self._plan, number))
+        return Layer(declared, {each.field: self._allocated(each) for each in declared})
+
+    def _allocated(self, declared: LayerTensor) -> Tensor | AnyLinear:
+        if isinstance(declared, NormTensor):
+            return self.tensor(declared.width)
+        return self._linear(declared.projections, bias=declared.has_bias, is_sum=declared.is_sum)
 
     def _linear(
         self,
@@ -253,19 +282,8 @@ class _Allocator:
         outputs = sum(len(projection.rows) for projection in projections) + padding
         inputs = len(projections[0].columns)
         packing = self._kernels.packing(outputs, inputs, self._dtype, self._device)
-        return Linear(projections, packing, self.tensor(outputs) if bias else None, padding)
-
-    def _by_rows(self, name: str, rows: range, *, outputs: int) -> Projection:
-        inputs = self._config.hidden_size
-        return Projection(
-            name=name, outputs=outputs, inputs=inputs, rows=rows, columns=range(inputs)
-        )
-
-    def _by_columns(self, name: str, columns: range, *, inputs: int) -> Projection:
-        outputs = self._config.hidden_size
-        return Projection(
-            name=name, outputs=outputs, inputs=inputs, rows=range(outputs), columns=columns
-        )
+        own_bias = self.tensor(outputs) if bias else None
+        return Linear(projections, packing, own_bias, padding, self._dtype)
 
 
 def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iterator[Part]:
@@ -280,8 +298,8 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
         config, table = parameters.config, parameters.embedding
         name = f"{config.embedding}.weight"
         yield Part.copy_rows(name, table, plan.vocab, config.vocab_size)
-    for number, layer in zip(plan.layers, parameters.layers, strict=True):
-        yield from _layer_parts(layer, f"model.layers.{number}", held)
+    for layer in parameters.layers:
+        yield from layer.parts(held)
     if parameters.norm is not None:
         yield Part.copy("model.norm.weight", parameters.norm)
     if parameters.head is not None:
@@ -301,24 +319,9 @@ def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> boo
     )
 
 
-def _layer_parts(layer: Layer, prefix: str, held: Collection[str]) -> Iterator[Part]:
-    attention = f"{prefix}.self_attn"
-    yield from _norm_parts(f"{prefix}.input_layernorm", layer.attention_norm, layer.qkv, held)
-    yield from layer.qkv.parts()
-    if layer.q_norm is not None and layer.k_norm is not None:
-        yield Part.copy(f"{attention}.q_norm.weight", layer.q_norm)
-        yield Part.copy(f"{attention}.k_norm.weight", layer.k_norm)
-    yield from layer.output.parts()
-    mlp_norm = f"{prefix}.post_attention_layernorm"
-    yield from _norm_parts(mlp_norm, layer.mlp_norm, layer.gate_up, held)
-    yield from layer.gate_up.parts()
-    yield from layer.down.parts()
-
-
-def _norm_parts(
-    name: str, norm: Tensor, reader: AnyLinear, held: Collection[str]
-) -> Iterator[Part]:
-    if isinstance(reader, QuantizedLinear):
-        yield from norm_parts(name, norm, reader, held)
-    else:
-        yield Part.copy(f"{name}.weight", norm)
+def _bytes_of(held: Tensor | AnyLinear | None) -> int:
+    if held is None:
+        return 0
+    if isinstance(held, Tensor):
+        return held.nbytes
+    return held.num_bytes + _bytes_of(held.bias)

@@ -67,6 +67,11 @@ class QuantizedLinear:
         return len(self.projections[0].columns)
 
     @property
+    def num_outputs(self) -> int:
+        """Rows, those of the padding included."""
+        return len(self.scales)
+
+    @property
     def num_bytes(self) -> int:
         """Of the weight and its scales."""
         return len(self.scales) * self.inputs + self.scales.nbytes

@@ -282,6 +282,17 @@ def _widths(packed_model: PackedModel) -> Iterator[InputWidth]:
         yield hidden(packed_model.head)
 
 
+def _layer_args(layer: PackedLayer) -> LayerArgs:
+    """The fields of `LayerArgs`, which have the names of a layer's."""
+    pack = {LinearArgs: _linear_args}
+    return LayerArgs(
+        **{
+            name: pack.get(kind, _pointer)(getattr(layer, name))
+            for name, kind in LayerArgs._fields_
+        }
+    )
+
+
 def _linear_args(linear: Any) -> LinearArgs:
     if isinstance(linear, Int8PanelLinear):
         return LinearArgs(in_int8=linear.args)
@@ -290,19 +301,6 @@ def _linear_args(linear: Any) -> LinearArgs:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _layer_args(layer: PackedLayer) -> LayerArgs:
-    return LayerArgs(
-        attention_norm=_pointer(layer.attention_norm),
-        qkv=_linear_args(layer.qkv),
-        q_norm=_pointer(layer.q_norm),
-        k_norm=_pointer(layer.k_norm),
-        output=_linear_args(layer.output),
-        mlp_norm=_pointer(layer.mlp_norm),
-        gate_up=_linear_args(layer.gate_up),
-        down=_linear_args(layer.down),
-    )
 
 
 def _model_args(packed_model: PackedModel, layers: int) -> ModelArgs:

@@ -16,11 +16,10 @@ from tandem_engine.device.reference.kernels import PlainLinear
 from tandem_engine.model.config import read_decoder_config
 from tandem_engine.model.parameters import AnyLinear, Parameters, allocate_parameters
 from tandem_engine.model.quantized import QuantizedLinear
-from tandem_engine.parallel.memory import Precision, step_cost, weight_bytes
+from tandem_engine.model.rank_memory import shapes_of, step_cost
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.preview import StageMemory, check_ranks, preview_ranks
 from tandem_engine.quantization.read import resolve_scheme
-from tandem_engine.quantization.scheme import LinearKind
 
 Make = Callable[..., Path]
 GIB = 2**30
@@ -36,22 +35,21 @@ SHAPES = [
 ]
 
 
-def held_bytes(parameters: Parameters) -> int:
-    """Bytes of everything that loading fills."""
-    found: list[Tensor | None] = [parameters.embedding, parameters.norm]
-    linears: list[AnyLinear | None] = [parameters.head]
+def packed_bytes(parameters: Parameters) -> int:
+    """Bytes of everything that a rank holds once it is loaded, as kernels read it."""
+    kept = [parameters.embedding, parameters.norm, parameters.head]
     for layer in parameters.layers:
-        found += (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
-        linears += (layer.qkv, layer.output, layer.gate_up, layer.down)
-    tensors = sum(one.nbytes for one in found if one is not None)
-    return tensors + sum(linear_bytes(one) for one in linears if one is not None)
+        kept += layer.held.values()
+    return sum(map(bytes_of, kept))
 
 
-def linear_bytes(linear: AnyLinear) -> int:
-    bias = 0 if linear.bias is None else linear.bias.nbytes
-    if isinstance(linear, QuantizedLinear):
-        return linear.num_bytes + bias
-    packed = linear.finished()
+def bytes_of(kept: Tensor | AnyLinear | None) -> int:
+    if kept is None or isinstance(kept, Tensor):
+        return 0 if kept is None else kept.nbytes
+    bias = 0 if kept.bias is None else kept.bias.nbytes
+    if isinstance(kept, QuantizedLinear):
+        return kept.num_outputs * (kept.inputs + kept.scales.itemsize) + bias
+    packed = kept.finished()
     assert isinstance(packed, PlainLinear)
     return packed.weight.nbytes + bias
 
@@ -64,10 +62,7 @@ def test_weights_are_what_a_rank_loads(
 ) -> None:
     quantization: Quantization = "w8a8" if is_quantized else "auto"
     folder = make_checkpoint("Qwen3ForCausalLM", tie_word_embeddings=is_tied, **WIDE)
-    model, scheme = read_decoder_config(folder), resolve_scheme(quantization, folder)
-    precision = Precision(
-        float_bytes=4, is_in_8_bits=lambda name: scheme.kind_of(name) is not LinearKind.FLOAT
-    )
+    model = read_decoder_config(folder)
 
     for rank in range(shape.world_size):
         plan = plan_rank(shape, model, rank)
@@ -76,13 +71,12 @@ def test_weights_are_what_a_rank_loads(
             dtype=torch.float32,
             device="cpu",
             kernels=RUNTIME.kernels,
-            scheme=scheme,
+            scheme=resolve_scheme(quantization, folder),
             plan=plan,
         )
+        shapes = shapes_of(model, folder, plan=plan, dtype="float32", quantization=quantization)
 
-        assert weight_bytes(plan, model, precision) == pytest.approx(
-            held_bytes(parameters), rel=0.03
-        )
+        assert shapes.num_bytes == packed_bytes(parameters)
 
 
 def test_a_quantized_checkpoint_is_estimated_as_it_is(
