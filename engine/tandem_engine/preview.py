@@ -188,7 +188,7 @@ def check_draft_model(config: EngineConfig) -> None:
 
 
 def _shapes(config: EngineConfig, model: DecoderConfig, plan: RankPlan) -> Parameters:
-    """What a rank would hold."""
+    """Parameters that a rank would hold, without memory."""
     return shapes_of(
         model,
         Path(config.model_path),

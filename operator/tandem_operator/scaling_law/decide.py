@@ -149,7 +149,7 @@ def _turned(case: _Case, asked: float) -> tuple[float, float]:
     """Return the replicas that are asked for, at least for more of them, at most for fewer.
 
     Requests that come at random are Poisson's, and a load between two numbers would take the fleet
-    back and forth. Additions are held up by less than removals: what they are late for is missed.
+    back and forth. Additions wait for less than removals: what they are late for is missed.
     """
     history, now = case.history, case.now
     num_arrived = (case.observation.arrival_rate or 0.0) * case.policy.settle_s

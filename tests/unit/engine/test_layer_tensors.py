@@ -74,7 +74,7 @@ def folder(
 
 
 def loaded(folder: Path, rank: int, quantization: Quantization) -> Parameters:
-    """What a rank holds of the checkpoint."""
+    """Parameters of a rank, filled from the checkpoint."""
     model = read_decoder_config(folder)
     parameters = allocate_parameters(
         model,
