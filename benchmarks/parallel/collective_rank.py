@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tandem_engine.build import RANK_TIMEOUT_S
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.segment import SegmentAddress
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator
@@ -54,7 +55,7 @@ def main(case: Case, rank: int, sender: Connection) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     shape = WorldShape(case.ranks)
-    with SharedMemoryCommunicator(case.segment, shape, rank) as shared:
+    with SharedMemoryCommunicator(case.segment, shape, rank, timeout_s=RANK_TIMEOUT_S) as shared:
         for measured in _measure_all(case, shared):
             if rank == 0:
                 sender.send(measured)

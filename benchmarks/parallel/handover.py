@@ -24,6 +24,7 @@ from rich.table import Table
 from benchmarks.parallel.handover_steps import BLOCK_SIZE, Recorded, record
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.result import write_figures
+from tandem_engine.build import RANK_TIMEOUT_S
 from tandem_engine.runner.rank_batches import columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.step_channel import StepWriter, channel_bytes
@@ -191,7 +192,7 @@ class _Group:
         self._fd = os.memfd_create("steps")
         os.ftruncate(self._fd, size)
         memory = memoryview(mmap.mmap(self._fd, size))
-        self._writer = StepWriter(memory, ranks=range(1, num_readers + 1))
+        self._writer = StepWriter(memory, ranks=range(1, num_readers + 1), timeout_s=RANK_TIMEOUT_S)
         self._encoder = StepEncoder()
         self.times: list[_Handed] = []
         self._ranks = [self._start(place, spin_s) for place in range(num_readers)]

@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from tandem_engine.build import RANK_TIMEOUT_S
 from tandem_engine.runner.rank_batches import RankBatches
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
 
@@ -20,7 +21,7 @@ from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
 def main(fd: str, place: str, block_size: str, spin_s: str) -> None:
     """Read until the channel is closed."""
     memory = memoryview(mmap.mmap(int(fd), 0))
-    reader = StepReader(memory, place=int(place), spin_s=float(spin_s))
+    reader = StepReader(memory, place=int(place), timeout_s=RANK_TIMEOUT_S, spin_s=float(spin_s))
     batches = RankBatches(block_size=int(block_size), device=torch.device("cpu"))
     times: list[tuple[int, int]] = []
     _say("ready")

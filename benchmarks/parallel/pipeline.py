@@ -25,6 +25,7 @@ from benchmarks.peers.shapes import find_shape
 from benchmarks.serving.result import write_figures
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step, StepResult
+from tandem_engine.build import RANK_TIMEOUT_S
 from tandem_engine.device.cpu.threads.compute_threads import PIN_VARIABLE
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
@@ -108,6 +109,7 @@ def _executors(
             shape=shape,
             block_size=_BLOCK_SIZE,
             max_positions=settings.tokens + settings.decodes + 1,
+            timeout_s=RANK_TIMEOUT_S,
         )
 
     num_blocks = settings.prompts * settings.blocks_each

@@ -21,6 +21,7 @@ from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step
+from tandem_engine.build import RANK_TIMEOUT_S
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.parallel.plan import ParallelShape
@@ -163,6 +164,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
         max_positions=side.max_positions,
         num_threads=side.num_threads,
         micro_batch=side.micro_batch,
+        timeout_s=RANK_TIMEOUT_S,
     )
     sizes = CacheSizes(num_blocks=side.num_blocks)
     if side.tp == 1:

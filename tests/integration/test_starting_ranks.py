@@ -40,7 +40,9 @@ class EndlessImport(RankTask):
 
 
 def task(rank: int, fifo: str) -> EndlessImport:
-    settings = RankSettings(model_path="nowhere", shape=ParallelShape(tp=4), block_size=16)
+    settings = RankSettings(
+        model_path="nowhere", shape=ParallelShape(tp=4), block_size=16, timeout_s=HANG_S
+    )
     address = GroupAddress(
         process=os.getpid(),
         channel=_NOWHERE,

@@ -49,7 +49,6 @@ from tandem_engine.parallel.world import WORLD, WorldShape
 SLOT_BYTES: Final = 256 << 10
 """Bytes that a rank hands over at once. In each group, and for each rank that it sends to, a rank
 has four such slots; their memory is taken when they are written for the first time."""
-TIMEOUT_S: Final = 30.0
 SPIN_US: Final = 100
 """About twice as long as the kernel takes to wake a rank that sleeps."""
 
@@ -102,7 +101,7 @@ class SharedMemoryCommunicator:
         shape: WorldShape,
         rank: int,
         *,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float,
         endless_s: float | None = None,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         slot_bytes: int = SLOT_BYTES,

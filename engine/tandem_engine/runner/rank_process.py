@@ -71,7 +71,7 @@ class RankSettings:
     """Memory that each rank may use; None: the device finds out."""
     num_threads: int | None = None
     """Compute threads of all ranks together; None: one a core."""
-    timeout_s: float = 30.0
+    timeout_s: float
     """The longest silence of a rank that others wait for."""
     micro_batch: bool = False
     """Cut steps into two halves where that pays (MindIE stream_options.micro_batch)."""

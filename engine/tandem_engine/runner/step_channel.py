@@ -42,7 +42,6 @@ CACHE_LINE: Final = cache_line(platform.machine())
 
 MAGIC: Final = 0x54444D53_54455032
 """First eight bytes of the memory; another layout has another number."""
-DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_SPIN_S: Final = 20e-6
 
 _HEADER: Final = struct.Struct("<QII Q")  # magic, number of readers, unused, bytes of the ring
@@ -89,7 +88,7 @@ class StepWriter:
         memory: memoryview,
         *,
         ranks: Sequence[int],
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float,
         spin_s: float = DEFAULT_SPIN_S,
     ) -> None:
         ring_bytes = (len(memory) - channel_bytes(num_readers=len(ranks), ring_bytes=0)) & -_ALIGN
@@ -221,7 +220,7 @@ class StepReader:
         memory: memoryview,
         *,
         place: int,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float,
         spin_s: float = DEFAULT_SPIN_S,
         silence: Silence = UNHEARD,
     ) -> None:

@@ -350,7 +350,7 @@ def test_memory_without_a_channel_is_refused(
     channel.writer(1)
 
     with pytest.raises(NoChannel, match=text):
-        StepReader(spoil(channel.memory), place=0)
+        StepReader(spoil(channel.memory), place=0, timeout_s=HANG_S)
 
 
 def test_a_place_is_taken_once(channel: Channel) -> None:
@@ -376,7 +376,7 @@ def test_a_frame_that_cannot_be_is_refused(channel: Channel) -> None:
 @pytest.mark.parametrize(("ranks", "size"), [((), 10_000), ((1,), 500)])
 def test_a_channel_without_room_or_readers_is_refused(ranks: tuple[int, ...], size: int) -> None:
     with pytest.raises(ValueError, match="reader"):
-        StepWriter(memoryview(bytearray(size)), ranks=ranks)
+        StepWriter(memoryview(bytearray(size)), ranks=ranks, timeout_s=HANG_S)
 
 
 def test_a_cache_line_is_as_long_as_the_kernels_say_on_arm_and_elsewhere() -> None:

@@ -101,7 +101,7 @@ def ranks_of(
         options: Of the communicators.
     """
     native_kernels()
-    options = {"slot_bytes": SLOT_BYTES, **options}
+    options = {"slot_bytes": SLOT_BYTES, "timeout_s": HANG_S, **options}
     with make_segment(shape, slot_bytes=options["slot_bytes"]) as segment:
         ranks = []
         for rank in range(shape.size):

@@ -23,6 +23,7 @@ from tandem_engine.parallel.errors import CollectiveError, SegmentError
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import WORLD, Group, WorldShape
+from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.parallel.rank_processes import Rank, ranks_of, run_ranks, two_by_two
 
@@ -313,20 +314,22 @@ def test_a_rank_that_does_not_come() -> None:
     shape = WorldShape(2)
     with make_segment(shape) as segment:
         with pytest.raises(CollectiveError, match=r"Rank 1 has not joined for 0\.05 s\.") as raised:
-            SharedMemoryCommunicator(segment.address, shape, 0, join_timeout_s=0.05)
+            SharedMemoryCommunicator(
+                segment.address, shape, 0, join_timeout_s=0.05, timeout_s=HANG_S
+            )
         assert raised.value.rank == 1
         # The one that comes later is told at once.
         with pytest.raises(CollectiveError, match="Rank 1 has not joined for"):
-            SharedMemoryCommunicator(segment.address, shape, 1)
+            SharedMemoryCommunicator(segment.address, shape, 1, timeout_s=HANG_S)
 
 
 def test_a_rank_joins_once() -> None:
     native_kernels()
     shape = WorldShape(1)
     with make_segment(shape) as segment:
-        SharedMemoryCommunicator(segment.address, shape, 0).close()
+        SharedMemoryCommunicator(segment.address, shape, 0, timeout_s=HANG_S).close()
         with pytest.raises(CollectiveError, match="Rank 0 has joined before"):
-            SharedMemoryCommunicator(segment.address, shape, 0)
+            SharedMemoryCommunicator(segment.address, shape, 0, timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,9 @@ def test_a_rank_joins_once() -> None:
 def test_wrong_settings(options: dict[str, Any], message: str) -> None:
     native_kernels()
     with make_segment(WorldShape(1)) as segment, pytest.raises(ConfigError, match=message):
-        SharedMemoryCommunicator(segment.address, WorldShape(1), 0, **options)
+        SharedMemoryCommunicator(
+            segment.address, WorldShape(1), 0, **{"timeout_s": HANG_S, **options}
+        )
 
 
 def test_a_segment_of_another_world() -> None:
@@ -349,7 +354,7 @@ def test_a_segment_of_another_world() -> None:
         make_segment(WorldShape(1)) as segment,
         pytest.raises(SegmentError, match="make it with the same shape and slot_bytes"),
     ):
-        SharedMemoryCommunicator(segment.address, WorldShape(2), 0)
+        SharedMemoryCommunicator(segment.address, WorldShape(2), 0, timeout_s=HANG_S)
 
 
 def open_files() -> list[str]:
@@ -369,7 +374,9 @@ def test_closing_leaves_nothing() -> None:
     native_kernels()
     for _ in range(3):
         with make_segment(WorldShape(1)) as segment:
-            communicator = SharedMemoryCommunicator(segment.address, WorldShape(1), 0)
+            communicator = SharedMemoryCommunicator(
+                segment.address, WorldShape(1), 0, timeout_s=HANG_S
+            )
             communicator.all_reduce(torch.ones(10))
             assert segments_mapped() == 2
             communicator.close()
@@ -381,13 +388,16 @@ def test_closing_leaves_nothing() -> None:
 def test_a_failed_start_leaves_nothing() -> None:
     native_kernels()
     with make_segment(WorldShape(2)) as segment, pytest.raises(CollectiveError):
-        SharedMemoryCommunicator(segment.address, WorldShape(2), 0, join_timeout_s=0.01)
+        SharedMemoryCommunicator(
+            segment.address, WorldShape(2), 0, join_timeout_s=0.01, timeout_s=HANG_S
+        )
 
     assert segments_mapped() == 0
 
 
 CREATOR = """
 import json, sys
+from tests.patience import HANG_S
 from tandem_engine.parallel.segment import SharedSegment
 segment = SharedSegment.create(1 << 20)
 segment.buffer[:5] = b"hello"

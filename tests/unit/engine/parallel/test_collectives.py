@@ -11,6 +11,7 @@ import torch
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import WORLD, Group, WorldShape
+from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.parallel.rank_processes import (
     run_ranks,
@@ -200,7 +201,7 @@ def test_more_members_than_a_small_slot_has_cache_lines() -> None:
     def scatter(rank: int) -> float:
         tensor, out = torch.full((members, 3), float(rank)), torch.empty(3)
         with SharedMemoryCommunicator(
-            segment.address, shape, rank, slot_bytes=4096, library=library
+            segment.address, shape, rank, timeout_s=HANG_S, slot_bytes=4096, library=library
         ) as communicator:
             communicator.reduce_scatter(out, tensor)
         return float(out.sum())

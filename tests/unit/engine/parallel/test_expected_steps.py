@@ -151,18 +151,19 @@ class LeavesFirst:
 def test_a_message_that_was_written_before_its_rank_left_arrives() -> None:
     shape = WorldShape(2)
     with make_segment(shape) as segment, channel() as address, ThreadPoolExecutor() as threads:
-        join = partial(SharedMemoryCommunicator, segment.address, shape)
+        join = partial(SharedMemoryCommunicator, segment.address, shape, timeout_s=HANG_S)
         joined = [threads.submit(join, rank) for rank in range(2)]
         rank_0, rank_1 = (future.result(HANG_S) for future in joined)
         attached = SharedSegment.attach(address)
         memory = attached.buffer
-        writer = StepWriter(memory, ranks=(1,))
+        writer = StepWriter(memory, ranks=(1,), timeout_s=HANG_S)
 
         def leave() -> None:
             writer.publish(b"last")
             rank_0.close()
 
-        reader = StepReader(memory, place=0, silence=LeavesFirst(rank_1.silence_of(0), leave))
+        silence = LeavesFirst(rank_1.silence_of(0), leave)
+        reader = StepReader(memory, place=0, timeout_s=HANG_S, silence=silence)
         with writer.turn(), rank_1:
             assert reader.receive() == b"last"
             assert rank_1.failure() is None

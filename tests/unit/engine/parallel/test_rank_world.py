@@ -48,7 +48,9 @@ def make_only(shape: WorldShape) -> World:
 
 def test_a_group_of_ranks_takes_that_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORLDS, "other", f"{__name__}:make_only")
-    settings = RankSettings(model_path="", shape=ParallelShape(tp=2), block_size=16, device="other")
+    settings = RankSettings(
+        model_path="", shape=ParallelShape(tp=2), block_size=16, device="other", timeout_s=HANG_S
+    )
 
     with pytest.raises(MadeOnly, match="2"):
         RankGroup(settings)
