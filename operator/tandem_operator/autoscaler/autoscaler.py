@@ -31,13 +31,13 @@ from tandem_operator.autoscaler.measure import (
 )
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.node_room import NodeReader
-from tandem_operator.autoscaler.past import past_loads, read_matrix
+from tandem_operator.autoscaler.past import past_loads
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.publish import Publisher
 from tandem_operator.autoscaler.refusals import Refusals
 from tandem_operator.autoscaler.replicas import ReplicaPod, active_cluster, replica_pods
 from tandem_operator.autoscaler.room import Room, replica_shape, room_for
-from tandem_operator.autoscaler.signals import InvalidAnswer, Scope, signals_query
+from tandem_operator.autoscaler.signals import Scope, signals_query
 from tandem_operator.clock import from_unix_s, to_unix_s
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.k8s import names
@@ -322,12 +322,12 @@ class Autoscaler:
             return
         query = signals_query(self._scope(view))
         try:
-            answer = await self._prometheus.span(query, begin_s, view.now, GRAIN_S)
-            age_s = max_age_s(self._settings.autoscaling)
-            past = past_loads(read_matrix(answer), view.targets, max_age_s=age_s)
-        except (PrometheusError, InvalidAnswer) as error:
+            samples = await self._prometheus.span(query, begin_s, view.now, GRAIN_S)
+        except PrometheusError as error:
             _log.info("%s: the loads of the last hour stay unknown: %s", view.key, error)
             return
+        age_s = max_age_s(self._settings.autoscaling)
+        past = past_loads(samples, view.targets, max_age_s=age_s)
         memory.history = memory.history.with_loads(past)
         _log.info("%s: Prometheus knows %d loads of the last hour", view.key, len(past))
 

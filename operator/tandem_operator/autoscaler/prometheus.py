@@ -1,4 +1,4 @@
-"""Client of Prometheus' HTTP API: one instant query, with bounds on time and size of the answer."""
+"""Client of Prometheus' HTTP API, with bounds on time and size of an answer."""
 
 import asyncio
 import ssl
@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
 
+from tandem_operator.autoscaler.past import read_matrix
 from tandem_operator.autoscaler.signals import (
     InvalidAnswer,
+    Sample,
     Scope,
     Signals,
     read_answer,
     signals_query,
 )
 from tandem_operator.render.settings import PrometheusSettings
+
+T = TypeVar("T")
 
 MAX_ANSWER_BYTES: Final = 4 * 2**20
 """Sixteen series a replica take 2 KiB of it."""
@@ -88,29 +92,24 @@ class PrometheusClient:
         if self._failure is not None and time.monotonic() < self._failure[0] + self._pause_s:
             raise self._failure[1]
         try:
-            body = await self._ask(url, _form(scope))
-            signals = read_answer(body)
-        except InvalidAnswer as error:
-            self._count(Unusable.result)
-            raise Unusable(f"the answer of {self._settings.url} cannot be used: {error}") from error
-        except PrometheusError as error:
-            self._count(error.result)
-            if isinstance(error, Unreachable):
-                self._failure = (time.monotonic(), error)
+            signals = await self._answer(url, _form(scope), read_answer)
+        except Unreachable as error:
+            self._failure = (time.monotonic(), error)
             raise
         self._failure = None
-        self._count("ok")
         return signals
 
-    async def span(self, query: str, start_s: float, end_s: float, step_s: float) -> bytes:
-        """Return the answer to a range query, undecoded. Moments are Unix time.
+    async def span(
+        self, query: str, start_s: float, end_s: float, step_s: float
+    ) -> dict[float, list[Sample]]:
+        """Return the samples of a range query by their moment, which is Unix time.
 
         Raises:
-            PrometheusError: there is none.
+            PrometheusError: there are none.
         """
         url = self._address("query_range")
         span = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:g}"}
-        return await self._ask(url, _encoded({"query": query, **span}))
+        return await self._answer(url, _encoded({"query": query, **span}), read_matrix)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -123,6 +122,19 @@ class PrometheusClient:
                 "the operator knows no Prometheus; set autoscaling.prometheus.url in its settings"
             )
         return f"{self._settings.url.rstrip('/')}/api/v1/{method}"
+
+    async def _answer(self, url: str, form: bytes, read: Callable[[bytes], T]) -> T:
+        """Ask, and count what came of it."""
+        try:
+            answer = read(await self._ask(url, form))
+        except InvalidAnswer as error:
+            self._count(Unusable.result)
+            raise Unusable(f"the answer of {self._settings.url} cannot be used: {error}") from error
+        except PrometheusError as error:
+            self._count(error.result)
+            raise
+        self._count("ok")
+        return answer
 
     async def _ask(self, url: str, form: bytes) -> bytes:
         headers = {**_HEADERS, **self._authorization()}

@@ -19,9 +19,9 @@ from tandem_operator.autoscaler.current_policy import (
     unknown_time_zones,
 )
 from tandem_operator.autoscaler.measure import Targets
-from tandem_operator.autoscaler.past import moments, numbers_query, read_matrix, read_numbers
+from tandem_operator.autoscaler.past import moments, numbers_query, read_numbers
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
-from tandem_operator.autoscaler.signals import InvalidAnswer, Scope, signals_query
+from tandem_operator.autoscaler.signals import Scope, signals_query
 from tandem_operator.commands.cluster import Cluster
 from tandem_operator.commands.errors import ClusterError, exit_on_error
 from tandem_operator.commands.replay_report import document, draw, table_lines
@@ -147,11 +147,11 @@ async def _read_past(
     try:
         for start_s, end_s in _spans(time.time(), span_s, options.step_s):
             samples, numbers = [
-                read_matrix(await client.span(query, start_s, end_s, options.step_s))
+                await client.span(query, start_s, end_s, options.step_s)
                 for query in (signals_query(scope), numbers_query(scope))
             ]
             past += moments(samples, read_numbers(numbers), targets, max_age_s=age_s)
-    except (PrometheusError, InvalidAnswer) as error:
+    except PrometheusError as error:
         raise ClusterError(
             f"{options.prometheus} cannot be asked: {error}; give its address with --prometheus, "
             "such as that of kubectl port-forward"

@@ -61,6 +61,19 @@ async def test_one_request_gives_all_signals(case: PrometheusCase) -> None:
     assert case.counted == ["ok"]
 
 
+async def test_a_span_is_counted_as_a_moment_is(case: PrometheusCase) -> None:
+    client = case.client()
+    case.fake.past = {60.0: case.fake.body}
+
+    samples = await client.span("up", 0.0, 60.0, 30.0)
+    case.fake.answers_spans = False
+    with pytest.raises(Unreachable):
+        await client.span("up", 0.0, 60.0, 30.0)
+
+    assert sum(map(len, samples.values())) == len(case.fake.body["data"]["result"])
+    assert case.counted == ["ok", "503"]
+
+
 async def test_the_token_is_read_for_each_query(case: PrometheusCase, tmp_path: Path) -> None:
     path = tmp_path / "token"
     client = case.client(bearer_token_file=str(path))
