@@ -83,7 +83,7 @@ def running(
     config = {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": ["rules.yaml"],
-        "scrape_configs": [dict(one) for one in scrapes],
+        "scrape_configs": [dict(scrape) for scrape in scrapes],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     with (folder / "log").open("w") as log:

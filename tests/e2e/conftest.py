@@ -36,8 +36,8 @@ def pytest_runtest_makereport(
     """Add what the commands of a test said to its report when it fails."""
     report = yield
     fixtures = list(getattr(item, "funcargs", {}).values())
-    found = {one for one in fixtures if isinstance(one, Tandem)}
-    found |= {one.tandem for one in fixtures if isinstance(one, Service)}
+    found = {fixture for fixture in fixtures if isinstance(fixture, Tandem)}
+    found |= {fixture.tandem for fixture in fixtures if isinstance(fixture, Service)}
     if report.failed:
         report.sections += [(f"tandem said, by {call.when}", one.outputs()) for one in found]
     return report

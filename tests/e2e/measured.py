@@ -145,7 +145,7 @@ def scraped(
     rule = prometheus_rule(measured_service(service.name), SETTINGS)
     assert rule is not None
     # The first evaluation of a group comes within its interval, and no test waits for minutes.
-    groups = [{"name": one["name"], "rules": one["rules"]} for one in rule["spec"]["groups"]]
+    groups = [{"name": group["name"], "rules": group["rules"]} for group in rule["spec"]["groups"]]
     replica = {"namespace": NAMESPACE, "inference_service": service.name, "pod": "tiny-worker-0"}
     scrapes = [
         # One replica, so the endpoint answers for it as its own port would.

@@ -68,7 +68,7 @@ def ray_node(environment: Mapping[str, str], *flags: str) -> Iterator["subproces
 
 def raylet_of(node: "subprocess.Popen[bytes]") -> Raylet | None:
     below = {process.pid for process in descendants(node.pid)}
-    return next((one for one in find_raylets() if one.process.pid in below), None)
+    return next((raylet for raylet in find_raylets() if raylet.process.pid in below), None)
 
 
 def number_of_workers(dashboard: str) -> int | None:

@@ -63,20 +63,20 @@ def ranks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def rank_pids(service: Service) -> dict[int, str]:
     """Processes of the ranks from 1 on, and the replica that each belongs to."""
     found = {}
-    for one in session_members(service.traces.session):
+    for member in session_members(service.traces.session):
         with suppress(OSError):
-            title = Path(f"/proc/{one.pid}/cmdline").read_bytes().rstrip(b"\0 ").decode()
+            title = Path(f"/proc/{member.pid}/cmdline").read_bytes().rstrip(b"\0 ").decode()
             if named := re.fullmatch(r"ray::ranks (\w+) rank 1", title):
-                found[one.pid] = named[1]
+                found[member.pid] = named[1]
     return found
 
 
 def segments(service: Service) -> set[str]:
     """The memory that ranks share, by inode, as long as any process has it open or mapped."""
     found = set()
-    for one in session_members(service.traces.session):
+    for member in session_members(service.traces.session):
         with suppress(OSError):
-            maps = Path(f"/proc/{one.pid}/maps").read_text()
+            maps = Path(f"/proc/{member.pid}/maps").read_text()
             found |= set(re.findall(r"(\d+) +/memfd:tandem-segment", maps))
     return found
 
@@ -129,10 +129,10 @@ def long_answers(service: Service) -> Iterator[list[Stream]]:
     """Streams, of which each replica gives some, through the whole block, however long it takes."""
     streams, is_enough = [Stream() for _ in range(NUM_STREAMS)], threading.Event()
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        ends = [pool.submit(one.keep_reading, service, is_enough) for one in streams]
+        ends = [pool.submit(stream.keep_reading, service, is_enough) for stream in streams]
         try:
-            for one in streams:
-                assert one.begun.wait(HANG_S)
+            for stream in streams:
+                assert stream.begun.wait(HANG_S)
             yield streams
         finally:
             is_enough.set()
@@ -161,7 +161,7 @@ def test_a_live_change_keeps_the_ranks(ranks: Service) -> None:
         said = ranks.apply()
 
     assert "live" in said
-    assert [one.error for one in streams if one.error] == []
+    assert [stream.error for stream in streams if stream.error] == []
     assert rank_pids(ranks) == before
 
 
@@ -174,7 +174,7 @@ def test_a_killed_rank_ends_its_group_alone(ranks: Service, times: Times) -> Non
     ):
         os.kill(victim, signal.SIGKILL)
 
-    failed = [one.error for one in streams if one.error]
+    failed = [stream.error for stream in streams if stream.error]
     assert failed
     assert len(failed) < NUM_STREAMS
     assert all("Rank 1 was ended by SIGKILL" in one for one in failed), failed
@@ -194,7 +194,7 @@ def test_a_replica_that_is_not_needed_any_more_takes_its_ranks_along(ranks: Serv
     wait_for(lambda: len(rank_pids(ranks)) == 1, "the end of the rank")
     assert rank_pids(ranks).keys() < before.keys()
     assert len(segments(ranks)) == len(shared) / 2
-    assert [one.error for one in streams if one.error] == []
+    assert [stream.error for stream in streams if stream.error] == []
 
 
 def test_a_killed_replica_leaves_no_rank_and_no_memory(ranks: Service, times: Times) -> None:

@@ -346,14 +346,14 @@ def choices_alone() -> list[Request]:
     """Separate requests that have the seeds of those choices."""
     return [
         replace(
-            one,
+            choice,
             request_id=name,
-            sampling=replace(one.sampling, n=1),
+            sampling=replace(choice.sampling, n=1),
             seeds=(seed,),
             sequence_ids=(),
         )
-        for one in choices_of(41)
-        for name, seed in zip(one.sequences, one.seeds, strict=True)
+        for choice in choices_of(41)
+        for name, seed in zip(choice.sequences, choice.seeds, strict=True)
     ]
 
 

@@ -178,8 +178,8 @@ def test_beams_that_lose_their_blocks_are_those_of_transformers_whatever_the_str
     outcome = Bench(schedule, num_blocks=SCARCE).run([*crowd()[:6], *requests])
 
     found = [
-        [said for beam in one.sequences[: one.sampling.n] if (said := outcome.tokens[beam])]
-        for one in requests
+        [said for beam in request.sequences[: request.sampling.n] if (said := outcome.tokens[beam])]
+        for request in requests
     ]
     assert found == list(expected().values())
     assert all(

@@ -251,7 +251,10 @@ def run(
             of = name.partition(":")[0]
             if of in ABORTED and seen[name] == 4:
                 found += [
-                    one for each in requests() if each.request_id == of for one in each.sequences
+                    sequence
+                    for each in requests()
+                    if each.request_id == of
+                    for sequence in each.sequences
                 ]
         return found
 

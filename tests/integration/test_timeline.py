@@ -178,8 +178,8 @@ async def test_the_trace_of_real_steps_has_all_their_slices(two_ranks: AsyncEngi
 
     events = list(chain.from_iterable(trace_events(timeline)))
 
-    slices = [one for one in events if one["ph"] == "X"]
+    slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(timeline.steps) + sum(len(one.slices) for one in timeline.steps)
-    begins = {one["id"] for one in events if one["ph"] == "s"}
-    ends = {one["id"] for one in events if one["ph"] == "f"}
+    begins = {event["id"] for event in events if event["ph"] == "s"}
+    ends = {event["id"] for event in events if event["ph"] == "f"}
     assert begins == ends != set()

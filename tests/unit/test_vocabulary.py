@@ -211,7 +211,7 @@ def test_names_say_what_they_hold() -> None:
 
 @pytest.mark.parametrize("word", retired("name"))
 def test_no_reason_label_or_metric_is_a_retired_one(word: str) -> None:
-    words = (one for one in strings() if re.fullmatch(r"\w+", one.text))
+    words = (string for string in strings() if re.fullmatch(r"\w+", string.text))
 
     assert not [f"{one.path}: {one.text}" for one in words if is_of(one.text, word)]
 
@@ -250,10 +250,10 @@ def of_attributes(*folders: str) -> Iterator[Named]:
 
 def of_arguments(*folders: str) -> Iterator[Named]:
     """Yield what docstrings say of each argument, attribute and exception."""
-    for one in docstrings(*folders):
-        for section in SECTION.finditer(one.text):
+    for docstring in docstrings(*folders):
+        for section in SECTION.finditer(docstring.text):
             for name, text in ENTRY.findall(section[0]):
-                yield Named(f"{one.path}: {name}", text)
+                yield Named(f"{docstring.path}: {name}", text)
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:

@@ -114,7 +114,9 @@ def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) 
 def is_pod_ready(pod: dict[str, Any]) -> bool:
     """Return True when a pod stays and all of its containers are ready."""
     conditions = pod["status"].get("conditions", [])
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 

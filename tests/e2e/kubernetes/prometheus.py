@@ -69,7 +69,7 @@ class Prometheus:
         def is_scraped() -> bool:
             targets = self.targets_of(service)
             return len(targets) == replicas and all(
-                one["health"] == "up" and monitor in one["scrapePool"] for one in targets
+                target["health"] == "up" and monitor in target["scrapePool"] for target in targets
             )
 
         wait_for(

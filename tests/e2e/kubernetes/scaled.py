@@ -108,9 +108,9 @@ class ScaledService(DeployedService):
     def told(self) -> str:
         """The last decisions, for the message of a failed wait."""
         lines = [
-            f"{one['lastTime']} {one['replicas']} {one['reason']}: {one.get('message')} "
-            f"{one.get('inputs')}"
-            for one in self.decisions
+            f"{decision['lastTime']} {decision['replicas']} {decision['reason']}: "
+            f"{decision.get('message')} {decision.get('inputs')}"
+            for decision in self.decisions
         ]
         return "\n".join(["", *lines])
 

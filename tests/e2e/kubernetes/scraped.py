@@ -21,8 +21,8 @@ def assert_scraped_by_itself(service: DeployedService, prometheus: Prometheus) -
         instead=lambda: prometheus.query(received),
     )
     labels = [one.labels for one in prometheus.query(received)]
-    assert {one["model_name"] for one in labels} == {MODEL}
-    assert not [name for one in labels for name in one if name.startswith("exported_")]
+    assert {label["model_name"] for label in labels} == {MODEL}
+    assert not [name for label in labels for name in label if name.startswith("exported_")]
     _assert_no_counter_falls(service, prometheus)
 
 

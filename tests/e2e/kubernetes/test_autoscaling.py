@@ -33,7 +33,7 @@ async def test_replicas_follow_the_load_and_no_request_is_lost(
             load.size = LARGE
             with times.measure("load is three times as large → a replica more is asked for"):
                 await in_thread(lambda: service.wait_for_desired(lambda n: n > 1, "more than 1"))
-            assert {one["reason"] for one in service.decisions} & GROWS
+            assert {decision["reason"] for decision in service.decisions} & GROWS
             with times.measure("… → it answers, and the target is kept again"):
                 await in_thread(lambda: holds(case, prometheus))
             kept = service.desired

@@ -182,7 +182,9 @@ def wait_for_another_head(service: DeployedService, before: dict[str, Any]) -> N
 
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def containers_of(service: DeployedService) -> set[str]:

@@ -77,7 +77,7 @@ def wakes(service: DeployedService) -> None:
         assert asked(service) in {503, 200}, "no connection is refused"
     wait_for(lambda: asked(service) == 200, "the replica answers")
     wait_for(service.is_ready, "the status says so")
-    reasons = [one["reason"] for one in service.found["status"]["scaling"]["decisions"]]
+    reasons = [decision["reason"] for decision in service.found["status"]["scaling"]["decisions"]]
     assert "RequestAtZero" in reasons
 
 

@@ -63,12 +63,14 @@ def objects_of(text: str) -> list[Object]:
 def _flags(values: Sequence[Path | Mapping[str, Any]]) -> list[str]:
     # Helm reads the one object from its standard input.
     return [
-        flag for one in values for flag in ("--values", str(one) if isinstance(one, Path) else "-")
+        flag
+        for value in values
+        for flag in ("--values", str(value) if isinstance(value, Path) else "-")
     ]
 
 
 def _piped(values: Sequence[Path | Mapping[str, Any]]) -> str | None:
-    objects = [one for one in values if not isinstance(one, Path)]
+    objects = [value for value in values if not isinstance(value, Path)]
     assert len(objects) <= 1
     return json.dumps(objects[0]) if objects else None
 

@@ -104,7 +104,7 @@ class Release:
 
     def names(self, kind: str, *, selector: str = "") -> list[str]:
         """The names of the objects of a kind."""
-        return [one["metadata"]["name"] for one in self.get(kind, selector=selector)["items"]]
+        return [item["metadata"]["name"] for item in self.get(kind, selector=selector)["items"]]
 
     def kubectl(self, *args: str) -> str:
         """Run kubectl in the release's namespace and return its output."""

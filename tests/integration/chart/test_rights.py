@@ -121,7 +121,9 @@ def names_a_secret_that_is_missing(release: Release) -> None:
 def loading(release: Release, name: str) -> str:
     """Return the message of the condition ModelLoaded."""
     conditions = release.status(name).get("conditions", ())
-    return next((one["message"] for one in conditions if one["type"] == "ModelLoaded"), "")
+    return next(
+        (condition["message"] for condition in conditions if condition["type"] == "ModelLoaded"), ""
+    )
 
 
 def counts_up_an_event(release: Release) -> None:
@@ -140,7 +142,7 @@ def counts_up_an_event(release: Release) -> None:
 
 def operator_events(release: Release) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = release.get("events")["items"]
-    return [one for one in items if one.get("reportingComponent") == OPERATOR]
+    return [item for item in items if item.get("reportingComponent") == OPERATOR]
 
 
 def puts_back_what_others_changed(release: Release) -> None:

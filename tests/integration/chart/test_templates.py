@@ -101,7 +101,11 @@ def test_the_pod_monitor_finds_the_replicas_and_the_port_that_are_rendered(helm:
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert {"name": scraped["port"], "containerPort": 9464, "protocol": "TCP"} in container["ports"]
     assert scraped["path"] == METRICS_PATH
-    [label] = [one for one in scraped["relabelings"] if one["targetLabel"] == "inference_service"]
+    [label] = [
+        relabeling
+        for relabeling in scraped["relabelings"]
+        if relabeling["targetLabel"] == "inference_service"
+    ]
     assert label["sourceLabels"] == [
         "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9]", "_", SERVICE)
     ]

@@ -61,7 +61,7 @@ def gauge(*phases: tuple[float, int]) -> str:
 
 def requests(service: str = "tiny", **phases: Phases) -> dict[str, str]:
     """The counter of requests by result; results that are not given stay at 0."""
-    minutes = max((sum(each for _, each in one) for one in phases.values()), default=60)
+    minutes = max((sum(each for _, each in phase) for phase in phases.values()), default=60)
     return {
         replica("tandem_slo_requests_total", service=service, result=result): counter(
             *phases.get(result, ((0, minutes),))

@@ -57,7 +57,10 @@ def crd_file(name: str) -> Path:
 def is_served(cluster: Cluster, name: str) -> bool:
     found = json.loads(cluster.kubectl("get", "crd", name, "--output=json"))
     conditions = found.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Established" and condition["status"] == "True"
+        for condition in conditions
+    )
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class Namespace:
         kinds = "rayservices,secrets,poddisruptionbudgets,networkpolicies"
         label = f"--selector=serving.tandem.dev/service={name}"
         items = json.loads(self.kubectl("get", kinds, label, "--output=json"))["items"]
-        return {_child_name(one): one for one in items}
+        return {_child_name(item): item for item in items}
 
     def token_secret(self, name: str) -> str:
         """The Secret with the token of a service's Ray."""

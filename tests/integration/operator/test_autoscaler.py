@@ -149,7 +149,7 @@ def test_a_decision_is_written_rendered_and_told(
     until(lambda: scaling(namespace).get("desiredReplicas") == 6, "its maximum")
     until(lambda: replicas_of_ray(namespace) == 6, "the reconciler renders it")
     events = namespace.list("events")
-    assert [one["message"] for one in events if one["reason"] == "ScaledUp"]
+    assert [event["message"] for event in events if event["reason"] == "ScaledUp"]
     assert namespace.has_condition("tiny", "ScalingActive", "ValidMetrics")
     assert namespace.has_condition("tiny", "Accepted", "Valid"), "each writes its own conditions"
 
@@ -180,7 +180,7 @@ def test_an_operator_that_is_killed_takes_no_step_twice(
     until(lambda: scaling(namespace).get("desiredReplicas") == 8, "all that the load needs")
 
     decisions = scaling(namespace)["decisions"]
-    grown = [one for one in decisions if one["reason"] == "PredictedOverload"]
+    grown = [decision for decision in decisions if decision["reason"] == "PredictedOverload"]
     assert [(one["inputs"]["current"], one["replicas"]) for one in grown] == [(2, 6), (6, 8)]
     apart_s = to_unix_s(grown[1]["firstTime"]) - to_unix_s(grown[0]["firstTime"])
     assert apart_s > 29, "four at most within the window, whichever process took them"

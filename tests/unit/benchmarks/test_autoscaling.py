@@ -249,7 +249,7 @@ def test_a_fixed_number_is_there_from_the_first_second() -> None:
         for name in ("fixed=3", "fixed")
     ]
 
-    assert [one.result.replica_hours for one in fleets] == pytest.approx([0.3, 1.2])
+    assert [fleet.result.replica_hours for fleet in fleets] == pytest.approx([0.3, 1.2])
     assert {moment.desired for moment in fleets[0].result.moments} == {3}
 
 

@@ -214,8 +214,8 @@ def test_decoders_have_the_same_weights_each_time() -> None:
 
     with torch.inference_mode():
         logits = [
-            one.forward(tokens, make_cache(TINY, PROMPT), PROMPT.layout(), logits_rows=desired)
-            for one in decoders
+            decoder.forward(tokens, make_cache(TINY, PROMPT), PROMPT.layout(), logits_rows=desired)
+            for decoder in decoders
         ]
 
     assert float(logits[0].norm()) > 0

@@ -322,7 +322,7 @@ def test_where_threads_are_pinned_openmp_pins_those_that_are_its_own() -> None:
 
     assert bound["OMP_PLACES"] == "{0},{3}"
     assert "OMP_PLACES" not in unbound
-    assert not [one for one in others if "OMP_PLACES" in one]
+    assert not [other for other in others if "OMP_PLACES" in other]
 
 
 def _size(row: Message) -> Sequence[int]:

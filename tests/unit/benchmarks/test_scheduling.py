@@ -295,10 +295,13 @@ def test_every_request_ends_with_its_own_length_whatever_the_policy(
     seen = Simulator(replica(policy, machine)).run(requests)
 
     ended = sorted(
-        (one.arrived_s, one.shape.num_input, one.shape.num_output) for one in seen.requests
+        (request.arrived_s, request.shape.num_input, request.shape.num_output)
+        for request in seen.requests
     )
     assert ended == sorted(given_shapes)
-    assert all(one.arrived_s < one.first_token_s <= one.at_s for one in seen.requests)
+    assert all(
+        request.arrived_s < request.first_token_s <= request.at_s for request in seen.requests
+    )
 
 
 def test_a_hopeless_load_is_broken_off() -> None:

@@ -25,7 +25,9 @@ V2_GROUPS = "0::/user.slice/session-1.scope\n"
 
 
 def test_version_1_has_a_hierarchy_for_each_set_of_controllers() -> None:
-    found = {one.options: one.own for one in parse_hierarchies(V1_MOUNTS, V1_GROUPS)}
+    found = {
+        hierarchy.options: hierarchy.own for hierarchy in parse_hierarchies(V1_MOUNTS, V1_GROUPS)
+    }
 
     assert found["cpu,cpuacct"] == Path("/sys/fs/cgroup/cpu,cpuacct/jobs/7")
     assert found["memory"] == Path("/sys/fs/cgroup/memory/job")

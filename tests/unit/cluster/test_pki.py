@@ -18,8 +18,8 @@ def test_a_client_is_a_user_in_groups() -> None:
     subject = read(pair.certificate).subject
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     groups = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-    assert [one.value for one in names] == ["system:node:node0"]
-    assert [one.value for one in groups] == ["system:nodes"]
+    assert [name.value for name in names] == ["system:node:node0"]
+    assert [group.value for group in groups] == ["system:nodes"]
 
 
 def test_a_server_is_known_by_its_addresses_and_names() -> None:

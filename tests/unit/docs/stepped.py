@@ -65,7 +65,7 @@ def run_service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def documented_block() -> Block:
     """Return the example of `GET /debug/steps`."""
-    return next(one for one in blocks_of(BlockKind.JSON) if '"blocked_by"' in one.text)
+    return next(block for block in blocks_of(BlockKind.JSON) if '"blocked_by"' in block.text)
 
 
 def documented_report() -> StepsReport:
@@ -83,7 +83,7 @@ _ABSENT = {"tpot_pace", "drafts"}
 
 def _zeros(part: Any) -> dict[str, int]:
     """Return 0 for each number of a part of the report that is always there."""
-    return {one.name: 0 for one in fields(part) if one.name not in _ABSENT}
+    return {field.name: 0 for field in fields(part) if field.name not in _ABSENT}
 
 
 def _waits(sequence_id: str) -> WaitExplanation:

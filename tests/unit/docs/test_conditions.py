@@ -69,7 +69,7 @@ def of_functions(module: ast.Module) -> dict[str, int]:
     found = {}
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [one.arg for one in node.args.args if one.arg != "self"]
+            names = [arg.arg for arg in node.args.args if arg.arg != "self"]
             if "reason" in names:
                 found[node.name] = names.index("reason")
     return found

@@ -67,8 +67,9 @@ async def test_every_request_is_answered(block: str, line: str) -> None:
     request = request_of(line)
     url = str(request.url)
     if url.startswith(OPERATOR):
-        routes = {one.resource.canonical for one in Health(Metrics()).application().router.routes()
-                  if one.resource}  # fmt: skip
+        application = Health(Metrics()).application()
+        resources = (route.resource for route in application.router.routes())
+        routes = {resource.canonical for resource in resources if resource}
         assert request.url.path in routes, block
         return
     assert url.startswith(SERVICE), block

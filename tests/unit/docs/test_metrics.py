@@ -44,7 +44,8 @@ TYPES = {"counter", "gauge", "histogram"}
 def series(families: Iterable[Metric]) -> dict[str, str]:
     """Name, as it is queried → type."""
     return {
-        f"{one.name}_total" if one.type == "counter" else one.name: one.type for one in families
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in families
     }
 
 

@@ -40,7 +40,9 @@ def granted(rules: Iterable[Object]) -> set[tuple[str, str]]:
 
 
 def check_binding(binding: Object, block: Block) -> None:
-    names = [one["metadata"]["name"] for one in documents(block) if one["kind"] == "Role"]
+    names = [
+        document["metadata"]["name"] for document in documents(block) if document["kind"] == "Role"
+    ]
 
     assert binding["roleRef"]["name"] in names
 
@@ -62,13 +64,15 @@ def check_claim(claim: Object, block: Block) -> None:
 
 def check_loader(pod: Object, block: Block) -> None:
     """Check that a pod that fills a claim mounts it, as the user that replicas run as."""
-    names = [one["metadata"]["name"] for one in documents(block) if one["kind"] != "Pod"]
+    names = [
+        document["metadata"]["name"] for document in documents(block) if document["kind"] != "Pod"
+    ]
     [volume] = pod["spec"]["volumes"]
     [container] = pod["spec"]["containers"]
     user = SETTINGS.replica.pod_security_context.get("runAsUser")
 
     assert volume["persistentVolumeClaim"]["claimName"] in names
-    assert [one["name"] for one in container["volumeMounts"]] == [volume["name"]]
+    assert [volumeMount["name"] for volumeMount in container["volumeMounts"]] == [volume["name"]]
     assert pod["spec"]["securityContext"]["runAsUser"] == user
 
 

@@ -77,7 +77,7 @@ def listed(_: Path, __: pytest.MonkeyPatch) -> str:
     """Return the table of `tandem get`, whose columns are those that the CRD gives kubectl."""
     rows = [HEADER, row_of(explained.SERVING, explained.NOW)]
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
-    shown = [one["name"].upper() for one in columns if not one.get("priority")]
+    shown = [column["name"].upper() for column in columns if not column.get("priority")]
     assert list(HEADER[1:]) == ["NAME", *shown]
     return "\n".join(line_of(row, widths_of(rows), first=1) for row in rows)
 
@@ -231,7 +231,7 @@ PRINTED: Final[dict[str, Printed]] = {
 }
 """The first line of each example → what prints it."""
 
-HISTORY: Final = [one for one in all_blocks(*CONSOLE_LANGUAGES) if console_output(one)]
+HISTORY: Final = [block for block in all_blocks(*CONSOLE_LANGUAGES) if console_output(block)]
 
 
 def words(line: str) -> str:

@@ -122,7 +122,7 @@ def check_helm(words: list[str]) -> None:
     assert all(map(exists, options(words, "-f", "--values")))
     if release == "tandem":
         values = json.loads((ROOT / "charts/tandem/values.schema.json").read_text())["properties"]
-        assert {one.partition("=")[0] for one in options(words, "--set")} <= {*values}
+        assert {option.partition("=")[0] for option in options(words, "--set")} <= {*values}
     if verb in {"rollback", "uninstall"}:
         return
     if release == "tandem":

@@ -25,7 +25,7 @@ def containers(resources: dict[str, Any]) -> Iterator[dict[str, Any]]:
     cluster = found["spec"]["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     for group in groups:
-        yield from (one["resources"] for one in group["template"]["spec"]["containers"])
+        yield from (container["resources"] for container in group["template"]["spec"]["containers"])
     yield cluster["autoscalerOptions"]["resources"]
 
 
@@ -33,7 +33,7 @@ def containers(resources: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_the_sum_is_that_of_the_pods(page: str, beginning: str, resources: dict[str, Any]) -> None:
     [line] = [line for line in prose(GUIDES / page) if line.startswith(beginning)]
     *_, (cpu, memory) = SUM.findall(line)
-    found = [one["requests"] for one in containers(resources)]
+    found = [container["requests"] for container in containers(resources)]
 
     assert float(cpu) == sum(parse_cpu(str(one["cpu"])) for one in found) / 1000
     assert float(memory) * 2**30 == sum(parse_memory(str(one["memory"])) for one in found)

@@ -35,7 +35,7 @@ def test_each_alias_has_the_type_labels_and_values_of_its_series(
     alias: str, names: dict[str, str]
 ) -> None:
     text = filled(alias).text().decode()
-    families = {one.name: one for one in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
 
     for source, name in names.items():
         own, other = families[source], families[name]

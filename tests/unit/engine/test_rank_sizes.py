@@ -51,8 +51,8 @@ def sizes_of(config: EngineConfig, *ranks: RankSizes) -> tuple[int, int, int, in
     """The longest sequence, the rows, the blocks and the host blocks."""
     fits = fit_ranks(config, ranks, model_limit=LIMIT, vocab_size=VOCAB)
     capacity, num_host_blocks = size_ranks(config, ranks, fits)
-    assert {capacity.max_seq_len} == {one.max_seq_len for one in fits}
-    (rows,) = {one.max_batch_size for one in fits}
+    assert {capacity.max_seq_len} == {fit.max_seq_len for fit in fits}
+    (rows,) = {fit.max_batch_size for fit in fits}
     return capacity.max_seq_len, rows, capacity.num_blocks, num_host_blocks
 
 

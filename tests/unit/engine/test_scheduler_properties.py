@@ -383,7 +383,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def overdue(self) -> str | None:
         """The oldest that waits, if it has done so for longer than the age bound."""
-        waiting = [one for one in self.bench.scheduler._queues if one.state == State.WAITING]
+        waiting = [queue for queue in self.bench.scheduler._queues if queue.state == State.WAITING]
         # By laxity those that miss their target go first now and then alone.
         if not waiting or not self.ages or self.by_laxity:
             return None

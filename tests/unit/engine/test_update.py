@@ -117,7 +117,7 @@ def known(bench: Bench) -> list[dict[str, object]]:
     names = [
         each.name for each in fields(Sequence) if each.name not in {"group", "tokens_until_check"}
     ]
-    return [{name: getattr(one, name) for name in names} for one in bench.scheduler._queues]
+    return [{name: getattr(queue, name) for name in names} for queue in bench.scheduler._queues]
 
 
 @pytest.mark.parametrize("slo", [None, TPOT], ids=["no target", "TPOT"])

@@ -34,8 +34,12 @@ def attributes(*holders: object) -> Counter[str]:
 def set_in(tree: ast.AST) -> set[str]:
     """The attributes on which a value is set: `….NAME.inc()`, `….NAME.labels(…).inc()`."""
     functions = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    setters = (one for one in functions if isinstance(one, ast.Attribute) and one.attr in SETS)
-    return {name for one in setters if (name := owner(one.value))}
+    setters = (
+        function
+        for function in functions
+        if isinstance(function, ast.Attribute) and function.attr in SETS
+    )
+    return {name for setter in setters if (name := owner(setter.value))}
 
 
 def owner(node: ast.expr) -> str | None:
@@ -60,7 +64,7 @@ def test_every_metric_is_set() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
     }
-    used = [one for one in methods(own) if one.name in named]
+    used = [method for method in methods(own) if method.name in named]
     # Each file, or method of the metrics' own, sets those of one holder.
     places = [*found.values(), *used]
     sets = Counter(name for place in places for name in set_in(place))

@@ -107,9 +107,11 @@ def test_halves_take_turns_in_computing_and_in_communicating(
         if number <= count
     ]
     for kind in ("compute", "begin link", "end link"):
-        found = [one.removeprefix(kind + " ") for one in recorder.events if one.startswith(kind)]
+        found = [
+            event.removeprefix(kind + " ") for event in recorder.events if event.startswith(kind)
+        ]
         assert found == turns
-    links = [one for one in recorder.events if "link" in one]
+    links = [event for event in recorder.events if "link" in event]
     assert all(
         (one.startswith("begin"), other.startswith("end")) == (True, True)
         for one, other in pairwise(links)

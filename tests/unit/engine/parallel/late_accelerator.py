@@ -257,4 +257,4 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

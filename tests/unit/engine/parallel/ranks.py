@@ -130,7 +130,7 @@ class Ranks:
             return hidden
 
         results = in_threads(self.shape.tp, compute, group.barrier)
-        self.names = [one.names for one in collectives]
+        self.names = [collective.names for collective in collectives]
         return results
 
 

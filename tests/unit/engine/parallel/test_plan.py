@@ -104,10 +104,10 @@ def test_stages_cover_all_layers_in_order(cut: tuple[Sizes, ParallelShape]) -> N
     for rank in range(shape.tp):
         stages = [plan_rank(shape, model, each) for each in shape.pp_group(rank)]
 
-        assert joined(one.layers for one in stages) == list(range(model.num_layers))
-        assert [one.is_first_stage for one in stages] == [True] + [False] * (shape.pp - 1)
-        assert [one.is_last_stage for one in stages] == [False] * (shape.pp - 1) + [True]
-        counts = [len(one.layers) for one in stages]
+        assert joined(stage.layers for stage in stages) == list(range(model.num_layers))
+        assert [stage.is_first_stage for stage in stages] == [True] + [False] * (shape.pp - 1)
+        assert [stage.is_last_stage for stage in stages] == [False] * (shape.pp - 1) + [True]
+        counts = [len(stage.layers) for stage in stages]
         assert counts[-1] == min(counts) >= max(counts) - 1
 
 
@@ -158,9 +158,9 @@ def test_kv_heads_are_replicated_where_there_are_more_ranks() -> None:
 
 
 def test_layers_that_are_left_over_go_to_the_inner_stages() -> None:
-    assert [len(one) for one in stage_layers(10, 4)] == [2, 3, 3, 2]
-    assert [len(one) for one in stage_layers(11, 4)] == [3, 3, 3, 2]
-    assert [len(one) for one in stage_layers(3, 2)] == [2, 1]
+    assert [len(layers) for layers in stage_layers(10, 4)] == [2, 3, 3, 2]
+    assert [len(layers) for layers in stage_layers(11, 4)] == [3, 3, 3, 2]
+    assert [len(layers) for layers in stage_layers(3, 2)] == [2, 1]
 
 
 def test_one_rank_holds_everything() -> None:

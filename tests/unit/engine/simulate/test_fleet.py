@@ -110,7 +110,7 @@ def test_a_started_replica_serves_after_its_cold_start(kind: str) -> None:
         fleet=settings(period_s=10.0),
     )
 
-    seen = [(one.ready, one.starting) for one in controller.observations]
+    seen = [(observation.ready, observation.starting) for observation in controller.observations]
     assert seen[:5] == [(1, 0), (1, 2), (1, 2), (3, 0), (3, 0)]
 
 
@@ -118,7 +118,7 @@ def test_a_start_that_is_not_needed_any_more_is_ended() -> None:
     controller = Follows(lambda now: 5 if now < 15.0 else 1)
     result = run(flow(1.0, 60.0), 60.0, controller, make=flows, fleet=settings(period_s=10.0))
 
-    assert [one.starting for one in controller.observations] == [0, 4, 0, 0, 0, 0]
+    assert [observation.starting for observation in controller.observations] == [0, 4, 0, 0, 0, 0]
     assert result.replica_hours * 3600 == pytest.approx(60.0 + 4 * 10.0)
 
 
@@ -143,7 +143,7 @@ def test_a_replica_that_fails_loses_its_requests_and_is_started_again(kind: str)
     )
 
     assert 0.0 < result.num_failed < 12.0
-    seen = [(one.ready, one.starting) for one in controller.observations]
+    seen = [(observation.ready, observation.starting) for observation in controller.observations]
     assert seen[:4] == [(2, 0), (1, 1), (1, 1), (2, 0)]
 
 

@@ -35,7 +35,7 @@ HEALTHY: dict[str, float] = {
 """Figures of a service; those of its replicas are shared out, or are the same for each."""
 
 SUMS = ("arrival_rate", "ongoing_requests", "refused_rate")
-OF_REPLICAS = frozenset(one.name for one in fields(PodSample))
+OF_REPLICAS = frozenset(field.name for field in fields(PodSample))
 
 
 def shared_out(values: Mapping[str, float], replicas: int) -> dict[str, float]:

@@ -344,7 +344,7 @@ async def test_recommend_writes_what_it_would_do_and_changes_nothing(world: Worl
     assert world.scaling["desiredReplicas"] == 2
     assert world.scaling["recommendedReplicas"] == 5
     assert world.last["reason"] == "PredictedOverload"
-    assert [one["recommended"] for one in world.scaling["decisions"]] == [5]
+    assert [decision["recommended"] for decision in world.scaling["decisions"]] == [5]
     assert world.event_reasons() == []
 
 
@@ -369,7 +369,7 @@ async def test_external_without_a_number_gets_one_through_the_scale_subresource(
     assert await operator.step(KEY), "the next step is due at once"
     assert not await operator.step(KEY)
 
-    assert [one[:2] for one in world.api.writes] == [
+    assert [write[:2] for write in world.api.writes] == [
         ("scale", "tandem-autoscaler"), ("status", "tandem-autoscaler")
     ]  # fmt: skip
     assert world.api.objects["tiny"]["spec"]["scaling"]["replicas"] == 2

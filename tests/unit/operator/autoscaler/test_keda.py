@@ -52,7 +52,7 @@ def test_windows_that_an_hpa_cannot_have_as_periods_are_cut() -> None:
 
     down = document["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
     assert down["stabilizationWindowSeconds"] == 3600
-    assert [one["periodSeconds"] for one in down["policies"]] == [1800]
+    assert [policy["periodSeconds"] for policy in down["policies"]] == [1800]
 
 
 def test_a_service_without_slo_is_refused() -> None:

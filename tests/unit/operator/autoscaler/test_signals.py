@@ -40,7 +40,7 @@ def test_one_query_asks_for_everything_and_tells_it_apart_by_a_label() -> None:
 
     names = re.findall(r'"signal", "([a-z_]+)"', query)
     assert {*of_service(HEALTHY), "evaluated_at"} <= {*names}
-    assert {f"pod_{one.name}" for one in fields(PodSample)} == {
+    assert {f"pod_{field.name}" for field in fields(PodSample)} == {
         name for name in names if name.startswith("pod_")
     }
     assert len(names) == len({*names}) == query.count(" or ") + 1

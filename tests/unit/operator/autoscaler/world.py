@@ -161,7 +161,7 @@ class World:
         return found
 
     def event_reasons(self) -> list[str]:
-        return [one["reason"] for one in self.api.events]
+        return [event["reason"] for event in self.api.events]
 
 
 def with_status(item: dict[str, Any], **scaling: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_list_is_read_page_by_page(server: ApiServer, cluster: Cluster) -> Non
     found = cluster.services("models")
 
     assert names(found) == ["a", "b"]
-    assert [(one.path, one.query) for one in server.requests] == [
+    assert [(request.path, request.query) for request in server.requests] == [
         (MODELS, {"limit": "500"}),
         (MODELS, {"limit": "500", "continue": "x y&z"}),
     ]
@@ -119,7 +119,9 @@ def test_a_watch_goes_on_where_it_ended(server: ApiServer, cluster: Cluster) -> 
     assert names([next(changes) for _ in range(3)]) == ["a", "b", "b"]
     server.pages = [page([service("c")], resourceVersion="20")]
     assert names([next(changes) for _ in range(2)]) == ["c", "d"]
-    watches = [one.query["resourceVersion"] for one in server.requests if "watch" in one.query]
+    watches = [
+        request.query["resourceVersion"] for request in server.requests if "watch" in request.query
+    ]
     assert watches == ["1", "7", "8", "20"]
 
 

@@ -215,7 +215,7 @@ def test_a_plugin_logs_in_again_when_its_token_has_expired(
     said = error_of("get", "-w")
 
     assert "does not know you (gone)" in said
-    tokens = [one.headers["Authorization"] for one in server.requests]
+    tokens = [request.headers["Authorization"] for request in server.requests]
     assert tokens == [f"Bearer {n}x" for n in (1, 1, 1, 11, 11, 111)]
 
 

@@ -139,7 +139,7 @@ def test_another_manifest_is_tried(prometheus: FakePrometheus, tmp_path: Path) -
         "--prometheus", prometheus.url,
     )  # fmt: skip
 
-    assert max(one["replayed"] for one in json.loads(done.stdout)["moments"]) == 2
+    assert max(moment["replayed"] for moment in json.loads(done.stdout)["moments"]) == 2
 
 
 @pytest.mark.usefixtures("tiny")
@@ -147,7 +147,7 @@ def test_a_long_span_is_asked_for_in_parts(prometheus: FakePrometheus) -> None:
     done = run("replay", "tiny", "--since", "12h", "--prometheus", prometheus.url)
 
     assert done.exit_code == 0, done.stderr
-    spans = [(float(one["start"]), float(one["end"])) for one in prometheus.queries[::2]]
+    spans = [(float(query["start"]), float(query["end"])) for query in prometheus.queries[::2]]
     assert len(spans) == 3
     assert all(end - start <= 999 * 15 for start, end in spans)
     assert all(one[1] + 15 == after[0] for one, after in pairwise(spans))

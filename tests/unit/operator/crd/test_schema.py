@@ -176,7 +176,7 @@ def default_of(path: str) -> Any:
     model: Any = InferenceService
     field = None
     for name in path.split("."):
-        field = next(one for one in model.model_fields.values() if one.alias == name)
+        field = next(field for field in model.model_fields.values() if field.alias == name)
         model = part_of(field)
     assert field is not None
     return field.default

@@ -93,7 +93,7 @@ def test_in_any_order_the_cache_ends_with_what_the_server_has(
 
 def interleaved(sources: list[list[Any]], chance: Any) -> Iterator[Any]:
     """All lists at once, each in its order."""
-    left = [list(reversed(one)) for one in sources]
+    left = [list(reversed(source)) for source in sources]
     while any(left):
         yield chance.choice([one for one in left if one]).pop()
 

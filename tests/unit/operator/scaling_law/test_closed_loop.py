@@ -99,10 +99,10 @@ def test_nothing_is_removed_that_one_fewer_could_not_carry(seed: int) -> None:
     removals = [one for one in run.moments if one.decision.reason is Reason.UNDERUSED]
 
     assert removals
-    for one in removals:
-        fewest = one.decision.inputs["fewest"]
+    for removal in removals:
+        fewest = removal.decision.inputs["fewest"]
         assert fewest is not None
-        assert fewest <= one.decision.desired
+        assert fewest <= removal.decision.desired
     assert run.attainment > 0.99
 
 

@@ -409,7 +409,7 @@ def test_running_answers_keep_their_replicas_and_a_constant_moment_never_turns(
 ) -> None:
     """Fifty answers of twenty minutes: 4 → 3 → 4 every six minutes, and without a minimum 0."""
     loop = Loop(replace(POLICY, min_replicas=0))
-    numbers = [replicas, *(one.desired for one in loop.steps(running(replicas, ongoing), 7200))]
+    numbers = [replicas, *(step.desired for step in loop.steps(running(replicas, ongoing), 7200))]
     steps = {after > before for before, after in pairwise(numbers) if after != before}
 
     assert len(steps) <= 1

@@ -96,7 +96,7 @@ def test_pods_belong_to_their_own_cluster() -> None:
     assert ray.active
     assert ray.active.head
     assert ray.active.head.name == "h1"
-    assert [one.name for one in ray.active.workers] == ["w1"]
+    assert [worker.name for worker in ray.active.workers] == ["w1"]
     assert ray.pending
     assert ray.pending.head
     assert ray.pending.head.name == "h2"

@@ -228,7 +228,7 @@ def test_the_manual_lists_every_field_with_its_class() -> None:
 @pytest.mark.parametrize("change_class", ChangeClass)
 def test_manual_and_help_tell_the_meaning_of_each_class(change_class: ChangeClass) -> None:
     beginning = f"| {change_class.words} | {change_class.meaning.capitalize()}"
-    (command,) = (one for one in app.registered_commands if one.callback is apply)
+    (command,) = (command for command in app.registered_commands if command.callback is apply)
 
     assert any(line.startswith(beginning) for line in MANUAL.read_text().splitlines())
     assert f"{change_class.words}[/" in str(command.epilog)

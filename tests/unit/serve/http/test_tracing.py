@@ -93,7 +93,8 @@ def settings(receiver: Receiver, sample_ratio: float = 1.0) -> TracingSettings:
 
 def attributes(part: Any) -> dict[str, Any]:
     return {
-        one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in part.attributes
+        attribute.key: getattr(attribute.value, str(attribute.value.WhichOneof("value")))
+        for attribute in part.attributes
     }
 
 

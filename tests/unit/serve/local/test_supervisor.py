@@ -58,7 +58,9 @@ class Supervised:
 
     def is_complete(self) -> bool:
         """True when the head is alone in the session, with a child and an orphan outside of it."""
-        found = [one for one in descendants(self.process.pid) if not one.is_zombie]
+        found = [
+            descendant for descendant in descendants(self.process.pid) if not descendant.is_zombie
+        ]
         return sorted(one.session == self.process.pid for one in found) == [False, False, True]
 
     def close_stdin(self) -> None:

@@ -133,14 +133,14 @@ def test_the_head_goes_on_when_ray_does_not_answer(capsys: pytest.CaptureFixture
 def test_rays_node_process_is_found_by_its_options() -> None:
     options = ("--node_id=ab", "--gcs-address=10.0.0.1:6379", "--agent=x --node_id=cd")
     with process("/opt/ray/raylet", *options) as started:
-        (found,) = [one for one in drain.find_raylets() if one.process.pid == started.pid]
+        (found,) = [raylet for raylet in drain.find_raylets() if raylet.process.pid == started.pid]
 
     assert (found.node_id, found.gcs_address) == ("ab", "10.0.0.1:6379")
 
 
 def test_haproxy_is_found_by_its_name() -> None:
     with process("/opt/haproxy/bin/haproxy") as ours, process("/opt/haproxy-exporter") as other:
-        found = {one.pid for one in drain.find_haproxies()}
+        found = {haproxy.pid for haproxy in drain.find_haproxies()}
 
     assert ours.pid in found
     assert other.pid not in found
