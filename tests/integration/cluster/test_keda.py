@@ -172,8 +172,8 @@ def test_keda_scales_by_the_slo_through_the_scale_subresource(
     assert rescaled_by(namespace) == {"keda-hpa-tiny"}
     with times.measure("… → Tandem renders it"):
         wait_until(namespace, lambda: rendered(namespace) == 2, "Ray is asked for 2")
+    wait_until(namespace, lambda: scaling(namespace)["desiredReplicas"] == 2, "the status says 2")
     assert scaling(namespace)["mode"] == "External"
-    assert scaling(namespace)["desiredReplicas"] == 2
     replicas.follow(2)
 
     replicas.say(None, of=2)
