@@ -70,6 +70,7 @@ def said_and_waits(
     QUEUE.waits.clear()
     with engines_on_device(settings.get("device", "cpu")):
         said = asyncio.run(answers(QUESTIONS, params, **settings))
+    QUEUE.order.check()
     return said, Counter({by: n for by, n in QUEUE.waits.items() if by not in LOADING})
 
 

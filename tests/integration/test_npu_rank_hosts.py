@@ -4,7 +4,7 @@ at all."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +13,14 @@ import pytest
 
 from tandem_engine.api.config import ParallelismConfig
 from tandem_engine.api.micro_batches import StreamOptions
+from tandem_engine.api.request import SamplingParams
 from tests.integration.forced_cuts import forced_cuts, no_cuts
 from tests.integration.rank_processes import children
 from tests.integration.test_npu_host import ASYNC, LOADING, PARAMS, TOKENS
 from tests.integration.test_npu_ranks import cause_of_killed, engine_of
 from tests.integration.test_npu_tokens import QUESTIONS, answers
 from tests.pretended_device.process import Run, device_process
-from tests.pretended_device.ranks import groups_on_devices, waits_of_ranks
+from tests.pretended_device.ranks import faults_of_ranks, groups_on_devices, waits_of_ranks
 from tests.pretended_device.tensors import QUEUE
 from tests.slow import slow_but
 
@@ -47,7 +48,12 @@ def on_device() -> Iterator[Run]:
 
 
 def said_and_waits(
-    folder: Path, shape: dict[str, Any], settings: dict[str, Any], *, is_cut: bool | None = None
+    folder: Path,
+    shape: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    is_cut: bool | None = None,
+    params: Mapping[str, SamplingParams] = SAMPLED,
 ) -> tuple[dict[str, list[str]], Counter[str]]:
     """Answers of a group of ranks on devices, and what rank 0 waited for."""
     QUEUE.waits.clear()
@@ -56,13 +62,14 @@ def said_and_waits(
         said = asyncio.run(
             answers(
                 QUESTIONS,
-                SAMPLED,
+                params,
                 device="npu",
                 parallelism=ParallelismConfig(**shape),
                 memory_bytes=4 << 30,
                 **settings,
             )
         )
+    QUEUE.order.check()
     return said, QUEUE.waits
 
 
@@ -77,6 +84,7 @@ def test_hosts_wait_for_tokens_alone(on_device: Run, name: str, tmp_path: Path) 
     assert set(waits) - BESIDE_STEPS == {TOKENS} | of_stages
     (of_rank,) = waits_of_ranks(tmp_path)
     assert set(of_rank) - BESIDE_STEPS == of_stages
+    assert faults_of_ranks(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -95,6 +103,7 @@ def test_halves_are_measured_when_they_are_over(on_device: Run, tmp_path: Path) 
     assert set(waits) - BESIDE_STEPS == {TOKENS}
     (of_rank,) = waits_of_ranks(cut)
     assert not set(of_rank) - BESIDE_STEPS
+    assert faults_of_ranks(cut) == []
 
 
 def cause_of_loss(folder: Path) -> str:

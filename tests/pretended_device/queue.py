@@ -1,6 +1,5 @@
 """The queue of a pretended device, which notes each time that the host waits for it."""
 
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from threading import RLock
@@ -9,9 +8,10 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from tests.pretended_device.order import Clock, Order, Part, StreamClock, function_of_product
+
 _POISON: Final = 0x7F
 """Byte of what is not there yet: a number in no type that a token, a place or a weight would be."""
-_PRODUCT: Final = "/tandem_engine/"
 
 
 class DeviceError(AssertionError):
@@ -54,54 +54,45 @@ class Queue:
 
     waits: Counter[str] = field(default_factory=Counter)
     """Times that the host has waited: by the function of the product that did."""
-    _copies: list[tuple[int, _Copy]] = field(default_factory=list)
-    """Those that are late, with their places."""
-    _place: int = 0
-    """Of the last copy or mark."""
-    _done: int = 0
-    """Up to this place the host knows all to be done."""
+    order: Order = field(default_factory=Order)
+    """Of all streams' work."""
+    _copies: list[tuple[int, int, _Copy]] = field(default_factory=list)
+    """Those that are late, with their streams and places."""
     _lock: Any = field(default_factory=RLock)
 
-    def wait(self, until: int | None = None) -> None:
-        """Have the host wait, unless it has for something behind it; see `mark`.
-
-        None: for all that is queued.
-        """
+    def wait(self, until: Clock) -> None:
+        """Have the host wait, unless it has for something behind it; see `Order.mark`."""
         with self._lock:
-            if until is not None and until <= self._done:
+            if all(self.order.is_done(*place) for place in until.items()):
                 return
-            self.waits[_waiting()] += 1
-            self._done = self._place if until is None else until
-            while self._copies and self._copies[0][0] <= self._done:
-                self._copies.pop(0)[1].finish()
+            self.waits[function_of_product()] += 1
+            self.order.host_waits(until)
+            done = [copy for *place, copy in self._copies if self.order.is_done(*place)]
+            self._copies = [late for late in self._copies if not self.order.is_done(*late[:2])]
+            for copy in done:
+                copy.finish()
 
-    def mark(self) -> int:
-        """Return the place behind all that is queued now."""
-        with self._lock:
-            self._place += 1
-            return self._place
-
-    def copy_to_host(self, host: Tensor, values: Tensor) -> None:
+    def copy_to_host(self, stream: StreamClock, host: Tensor, values: Tensor) -> None:
         """Begin a copy: until the host has waited, it finds nonsense."""
-        self._begin(_ToHost(host, values.clone()))
+        at = self.order.put(stream, "a copy to the host", [Part(values)], [Part(host)])
+        with self._lock:
+            self._copies.append((stream.number, at, _ToHost(host, values.clone())))
         _bytes(host).fill_(_POISON)
 
-    def copy_to_device(self, host: Tensor) -> Tensor:
-        """Begin a copy; return its values, which the host may not change before it has waited."""
+    def copy_to_device(self, stream: StreamClock, host: Tensor, target: Tensor) -> None:
+        """Begin a copy from pinned memory, which the host may not change before it has waited."""
+        at = self.order.put(stream, "a copy from the host", [Part(host)], [Part(target)])
         values = self._queued_values(host)
         if values is None:
             values = host.clone()
-            self._begin(_ToDevice(host, values))
-        return values
-
-    def _begin(self, copy: _Copy) -> None:
-        with self._lock:
-            self._copies.append((self.mark(), copy))
+            with self._lock:
+                self._copies.append((stream.number, at, _ToDevice(host, values)))
+        target.copy_(values)
 
     def _queued_values(self, host: Tensor) -> Tensor | None:
         """Return what earlier copies of the queue will have put there; None: nothing."""
         with self._lock:
-            for _, copy in reversed(self._copies):
+            for *_, copy in reversed(self._copies):
                 if isinstance(copy, _ToHost) and copy.host.data_ptr() == host.data_ptr():
                     return copy.values.view_as(host).clone()
         return None
@@ -117,12 +108,3 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _name(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _waiting() -> str:
-    """`module.function` of the product that makes the host wait."""
-    for frame in reversed(traceback.extract_stack()):
-        _, is_there, path = frame.filename.rpartition(_PRODUCT)
-        if is_there:
-            return f"{path.removesuffix('.py').replace('/', '.')}.{frame.name}"
-    return "a test"

@@ -9,6 +9,7 @@ counts that.
 Torch has one such device, for good: `install` is for a process of its own.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.pretended_device.order import Clock, Part
 from tests.pretended_device.queue import DeviceError, Queue
+from tests.pretended_device.touched import touched
 
 NAME: Final = "npu"
 QUEUE: Final = Queue()
@@ -78,19 +81,21 @@ class DeviceTensor(Tensor):
 
 
 class Event:
-    """A point in the queue; like `torch.Event`."""
+    """A point in a stream; like `torch.Event`."""
 
-    def __init__(self, _: torch.device, *, enable_timing: bool = False) -> None:
-        self._until, self._at_s = 0, 0.0
+    def __init__(self, _: torch.device | None = None, *, enable_timing: bool = False) -> None:
+        self.until: Clock = {}
+        self._at_s = 0.0
         self._has_time = enable_timing
 
-    def record(self, _: "Stream | None" = None) -> None:
-        """Set it behind all that is queued."""
-        self._until, self._at_s = QUEUE.mark(), time.perf_counter()
+    def record(self, stream: "Stream | None" = None) -> None:
+        """Set it behind all that is in the stream."""
+        self.until = QUEUE.order.mark((stream or current_stream()).work)
+        self._at_s = time.perf_counter()
 
     def synchronize(self) -> None:
         """Wait for what is before it."""
-        QUEUE.wait(self._until)
+        QUEUE.wait(self.until)
 
     def elapsed_time(self, end: "Event") -> float:
         """Return milliseconds until `end`."""
@@ -100,23 +105,40 @@ class Event:
 
 
 class Stream:
-    """All there are: work is done when it is queued, and nothing has to wait for it."""
+    """A queue of its own; like `torch.Stream`."""
 
-    def __init__(self, _: torch.device) -> None:
-        """Make one."""
+    def __init__(self, _: torch.device | None = None, *, keeps_memory: bool = False) -> None:
+        self.work = QUEUE.order.new_stream(keeps_memory=keeps_memory)
 
     def __enter__(self) -> Self:
+        _entered().append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Go on in the one before."""
+        _entered().pop()
 
-    def wait_event(self, _: Event) -> None:
-        """Go on."""
+    def wait_event(self, event: Event) -> None:
+        """Have further work wait for it."""
+        self.work.comes_behind(event.until)
 
     def synchronize(self) -> None:
-        """Wait for all that is queued."""
-        QUEUE.wait()
+        """Wait for all that is in it."""
+        QUEUE.wait(QUEUE.order.mark(self.work))
+
+
+_DEFAULT: Final = Stream()
+_of_thread: Final = threading.local()
+
+
+def current_stream(_: torch.device | None = None) -> Stream:
+    """Return the stream that this thread's work goes into."""
+    return (_entered() or [_DEFAULT])[-1]
+
+
+def _entered() -> list[Stream]:
+    streams: list[Stream] = _of_thread.__dict__.setdefault("streams", [])
+    return streams
 
 
 def install() -> None:
@@ -129,7 +151,7 @@ def install() -> None:
         of_torch.impl(func.name(), partial(_dispatch, func), "PrivateUse1")
     torch.Event = Event  # type: ignore[assignment,misc]
     torch.Stream = Stream  # type: ignore[assignment,misc]
-    torch.accelerator.current_stream = Stream  # type: ignore[assignment]
+    torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
     for name in ("empty", "zeros"):
         setattr(torch, name, partial(_made, getattr(torch, name)))
     Tensor.pin_memory = _pinned_copy  # type: ignore[assignment,method-assign]
@@ -170,11 +192,14 @@ def _dispatch(func: Any, *args: Any, **kwargs: Any) -> Any:
         return _copy(*args, **kwargs)
     if name == "aten::_to_copy":
         return _to_copy(*args, **kwargs)
+    stream = current_stream()
     if name in _READS or name in _OF_ANY_SIZE or (name in _INDEXED and _asks_host(args[1])):
-        QUEUE.wait()
+        stream.synchronize()
     if name not in _INDEXED:
         _check_is_of_device(name, tree_leaves((args, kwargs)))
-    result = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
+    raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
+    QUEUE.order.put(stream.work, name, *touched(func, raw_args, raw_kwargs))
+    result = func(*raw_args, **raw_kwargs)
     if name in _READS:
         return result
     with _mode_of_views(func, args):
@@ -210,13 +235,18 @@ def _wrapped(args: Sequence[Any], value: Any) -> Any:
         # Changed in place, it is the argument itself.
         if isinstance(each, DeviceTensor) and each.raw is value:
             return each
-    return DeviceTensor(value)
+    return _new(value)
+
+
+def _new(raw: Tensor) -> DeviceTensor:
+    QUEUE.order.makes(current_stream().work, raw)
+    return DeviceTensor(raw)
 
 
 def _mode_of_views(func: Any, args: Sequence[Any]) -> AbstractContextManager[Any]:
     """Have a view be an inference tensor if what it is of is one, as torch wants it."""
-    is_view = any(of.alias_info is not None for of in func._schema.returns)
-    if not is_view or not isinstance(args[0], DeviceTensor):
+    is_of_argument = any(of.alias_info is not None for of in func._schema.returns)
+    if not is_of_argument or not isinstance(args[0], DeviceTensor):
         return nullcontext()
     return torch.inference_mode(args[0].is_inference())
 
@@ -231,24 +261,28 @@ def _to_copy(
 ) -> Tensor:
     made = torch.empty_like(_raw(tensor), dtype=dtype)
     is_for_host = device is not None and torch.device(device).type == _HOST.type
-    return _copy(made if is_for_host else DeviceTensor(made), tensor, non_blocking)
+    return _copy(made if is_for_host else _new(made), tensor, non_blocking)
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if isinstance(target, DeviceTensor) and isinstance(source, DeviceTensor):
-        target.raw.copy_(source.raw)
-    elif isinstance(target, DeviceTensor):
-        target.raw.copy_(_sent(source, non_blocking))
-    elif isinstance(source, DeviceTensor) and non_blocking and _is_pinned(target):
-        QUEUE.copy_to_host(target, source.raw)
+    stream = current_stream()
+    is_for_device = isinstance(target, DeviceTensor)
+    if is_for_device and isinstance(source, DeviceTensor):
+        QUEUE.order.put(stream.work, "a copy", [Part(source.raw)], [Part(_raw(target))])
+        _raw(target).copy_(source.raw)
+    elif not non_blocking or not _is_pinned(source if is_for_device else target):
+        _copy_at_once(stream, target, source)
+    elif is_for_device:
+        QUEUE.copy_to_device(stream.work, source, _raw(target))
     else:
-        QUEUE.wait()
-        target.copy_(_raw(source))
+        QUEUE.copy_to_host(stream.work, target, _raw(source))
     return target
 
 
-def _sent(source: Tensor, non_blocking: bool) -> Tensor:
-    if non_blocking and _is_pinned(source):
-        return QUEUE.copy_to_device(source)
-    QUEUE.wait()
-    return source
+def _copy_at_once(stream: Stream, target: Tensor, source: Tensor) -> None:
+    of_device = [
+        [Part(each.raw)] if isinstance(each, DeviceTensor) else [] for each in (source, target)
+    ]
+    QUEUE.order.put(stream.work, "a copy", *of_device)
+    stream.synchronize()
+    _raw(target).copy_(_raw(source))

@@ -147,6 +147,7 @@ AREAS: Final = (
             "e2e/kubernetes/test_npu.py",
             "integration/test_npu_rank_hosts.py",
             "integration/test_npu_ranks.py",
+            "integration/test_npu_streams.py",
         ),
         code=(
             "engine/tandem_engine/device",

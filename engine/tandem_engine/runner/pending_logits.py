@@ -71,18 +71,18 @@ class LaterWork:
         self._stream = stream
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stream.name)
 
-    def do(self, work: Callable[[], Tensor]) -> "Awaited":
-        """Begin `work` when all before it is done."""
-        return Awaited(self._thread.submit(self._carry_out, work))
+    def do(self, work: Callable[[], Tensor], *, after: Job[None]) -> "Awaited":
+        """Begin `work` when all before it is done, and `after`, of another stream."""
+        return Awaited(self._thread.submit(self._carry_out, work, after))
 
     def close(self) -> None:
         """End the thread when all work is done."""
         self._thread.shutdown()
 
-    def _carry_out(self, work: Callable[[], Tensor]) -> Tensor:
+    def _carry_out(self, work: Callable[[], Tensor], after: Job[None]) -> Tensor:
         # The mode is one of a thread.
         with torch.inference_mode():
-            job = self._stream.run(work)
+            job = self._stream.run(work, after=[after])
             job.wait()
             return job.result()
 

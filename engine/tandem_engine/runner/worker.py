@@ -213,7 +213,7 @@ class Worker:
         It is the last to use the logits of these steps.
         """
         if self._plan.shape.pp > 1:
-            return self._later.do(work)
+            return self._do_later(work)
         return Queued(self._streams.current.run(work))
 
     def _cut_or_whole(self, batch: FlatBatch) -> Tensor | None:
@@ -346,7 +346,14 @@ class Worker:
         awaited = results_of(batch, logits)
         if not awaited:
             return Computed(logits)
-        return self._later.do(partial(self._receive, logits, awaited))
+        return self._do_later(partial(self._receive, logits, awaited))
+
+    def _do_later(self, work: Callable[[], Tensor]) -> PendingLogits:
+        """Do `work` when it is its turn on its stream, and all that is queued here now is done.
+
+        Memory that it writes was made here, and a step in front of it may still be using that.
+        """
+        return self._later.do(work, after=self._streams.current.run(_nothing))
 
     def _send(self, tensor: Tensor, place: int, group: str) -> None:
         """Send without waiting; but a few tensors at most are on their way."""

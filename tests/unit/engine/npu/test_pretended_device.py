@@ -20,7 +20,7 @@ from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
 from tests.pretended_device.process import Run, device_process
 from tests.pretended_device.queue import DeviceError
-from tests.pretended_device.tensors import QUEUE, DeviceTensor
+from tests.pretended_device.tensors import QUEUE, DeviceTensor, current_stream
 
 NPU = "npu"
 
@@ -107,7 +107,7 @@ def reads_early() -> tuple[list[int], list[int]]:
     host = torch.zeros(2, dtype=torch.int64, pin_memory=True)
     host.copy_(torch.tensor([3, 4], device=NPU), non_blocking=True)
     early = host.tolist()
-    QUEUE.wait()
+    current_stream().synchronize()
     return early, host.tolist()
 
 
@@ -115,7 +115,7 @@ def writes_early() -> str:
     host = torch.ones(2).pin_memory()
     host.to(NPU, non_blocking=True)
     host.fill_(5.0)
-    return error_of(QUEUE.wait)
+    return error_of(current_stream().synchronize)
 
 
 def sends_back() -> tuple[list[float], list[float]]:
