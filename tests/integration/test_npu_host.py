@@ -43,12 +43,12 @@ PARAMS: Final = {
     "penalties": SamplingParams(
         max_tokens=8, presence_penalty=0.5, repetition_penalty=1.1, logit_bias={5: 1.0}, seed=5
     ),
+    "logprobs": SamplingParams(max_tokens=8, temperature=0.0, logprobs=3),
 }
 """Sampling that the device does without asking the host."""
 ASKING: Final = {
     "cut": SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, top_k=30, seed=7),
     "nucleus": SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=7),
-    "logprobs": SamplingParams(max_tokens=8, temperature=0.0, logprobs=3),
     "prompt logprobs": SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs=2),
     "choices": SamplingParams(max_tokens=8, temperature=0.8, n=3, seed=7),
     "beams": SamplingParams(max_tokens=8, use_beam_search=True, n=2, best_of=3),

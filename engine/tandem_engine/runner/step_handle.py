@@ -164,8 +164,9 @@ class ModelStepHandle:
     def _append_tokens(self) -> None:
         if self.batch is not None and self.tokens is not None and self._arriving is not None:
             with self._reading():
-                token_ids = self._arriving.wait().tolist()
-            self._result = _append(self.batch, to_sampled_tokens(token_ids, self.tokens.logprobs))
+                token_ids: list[int] = self._arriving.wait().tolist()
+                logprobs = self.tokens.logprobs.read(token_ids)
+            self._result = _append(self.batch, to_sampled_tokens(token_ids, logprobs))
 
     def _finish(self) -> None:
         batch, logits, self._logits = self.batch, self._logits, None

@@ -9,7 +9,7 @@ from torch import Tensor
 from tandem_engine.api.step import Candidate
 from tandem_engine.sampling.adjust import adjust
 from tandem_engine.sampling.row import Row
-from tandem_engine.sampling.top_tokens import top_tokens
+from tandem_engine.sampling.top_tokens import TopTokens
 
 
 def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] | None]:
@@ -31,7 +31,7 @@ def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] |
     counts = [min(_num_candidates(row), table.shape[1]) for row in rows]
     return [
         [Candidate(*pair) for pair in of_row if pair[1] > -math.inf] or None
-        for of_row in top_tokens(table, counts)
+        for of_row in TopTokens(table, counts).read()
     ]
 
 

@@ -9,7 +9,12 @@ from torch import Tensor
 from tandem_engine.api.output import TokenLogprob
 from tandem_engine.device.sampling import RowSampler, RowState, Sampled, StepSampling, TokenIds
 from tandem_engine.sampling.row import Row, has_penalty
-from tandem_engine.sampling.step_tokens import Logprobs, StepTokens
+from tandem_engine.sampling.step_tokens import (
+    NO_LOGPROBS,
+    KnownLogprobs,
+    PendingLogprobs,
+    StepTokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +58,24 @@ class DevicePlan:
         return StepTokens(sampled.token_ids, _logprobs(sampled, self.shown))
 
 
-def _logprobs(sampled: Sampled, shown: Sequence[int]) -> Logprobs:
+def _logprobs(sampled: Sampled, shown: Sequence[int]) -> PendingLogprobs:
     if not shown:
-        return {}
+        return NO_LOGPROBS
     token_ids: list[int] = sampled.token_ids.tolist()
     own: list[float] = sampled.logprobs.tolist()
     top_ids: list[list[int]] = sampled.top_ids.tolist()
     top: list[list[float]] = sampled.top_logprobs.tolist()
-    return {
-        at: TokenLogprob(
-            token_id=token_ids[at],
-            logprob=own[at],
-            top=_pairs(top_ids[at], top[at]),
-        )
-        for at in shown
-        if token_ids[at] >= 0
-    }
+    return KnownLogprobs(
+        {
+            at: TokenLogprob(
+                token_id=token_ids[at],
+                logprob=own[at],
+                top=_pairs(top_ids[at], top[at]),
+            )
+            for at in shown
+            if token_ids[at] >= 0
+        }
+    )
 
 
 def _pairs(token_ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:

@@ -15,7 +15,7 @@ from tandem_engine.sampling.device_plan import DevicePlan
 from tandem_engine.sampling.draw import Filters, draw, is_cut
 from tandem_engine.sampling.logprobs import logprobs_of
 from tandem_engine.sampling.row import Row
-from tandem_engine.sampling.step_tokens import NO_TOKEN, Logprobs, StepTokens
+from tandem_engine.sampling.step_tokens import NO_LOGPROBS, NO_TOKEN, Logprobs, StepTokens
 from tandem_engine.sampling.top_logits import ALL_LOGITS, SharedTop
 from tandem_engine.sampling.top_tokens import argmax
 
@@ -58,7 +58,8 @@ class Sampler:
             A token a row; None where the logits are not finite, so that this row alone fails.
         """
         chosen = self.sample_step(logits, rows, num_top=num_top)
-        return to_sampled_tokens(chosen.token_ids.tolist(), chosen.logprobs)
+        token_ids: list[int] = chosen.token_ids.tolist()
+        return to_sampled_tokens(token_ids, chosen.logprobs.read(token_ids))
 
     def sample_step(
         self, logits: Tensor, rows: Sequence[Row], *, num_top: int = ALL_LOGITS
@@ -162,5 +163,5 @@ class _ReferencePlan:
         if is_wrong is not None:
             chosen.masked_fill_(is_wrong, NO_TOKEN)
         return StepTokens(
-            chosen, logprobs_of(raw, chosen, self.rows) if self.shows_logprobs else {}
+            chosen, logprobs_of(raw, chosen, self.rows) if self.shows_logprobs else NO_LOGPROBS
         )

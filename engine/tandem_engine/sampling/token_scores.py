@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.sampling import RowSampler, RowState, greedy_params
-from tandem_engine.sampling.top_tokens import top_tokens
+from tandem_engine.sampling.top_tokens import TopTokens
 
 NUM_OWN: Final = 2
 """Columns of scores before those of the likeliest tokens."""
@@ -55,9 +55,8 @@ class TokenScorer:
         total = logits.logsumexp(dim=-1, keepdim=True)
         scores[:, 0] = (own - total).squeeze(1)
         scores[~total.isfinite().squeeze(1), 0] = torch.nan
-        for row, best in zip(
-            scores, top_tokens(logits - total, [width] * len(logits)), strict=True
-        ):
+        top = TopTokens(logits - total, [width] * len(logits))
+        for row, best in zip(scores, top.read(), strict=True):
             # A row with NaN has none.
             if best:
                 row[NUM_OWN:] = torch.tensor(best).T.flatten()

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import compress
+from math import isnan
 
 import torch
 from torch import Tensor
 
-from tandem_engine.device.host_memory import ints_to_device
+from tandem_engine.device.host_memory import HostCopy
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -69,28 +70,44 @@ def break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) ->
         ids[row, begin:end] = equals[: end - begin]
 
 
-def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the `counts` top tokens of each row with their values, best first.
-
-    topk guarantees no order among equals, so all that reach the last value are compared.
+class TopTokens:
+    """The top tokens of each row with their values, on their way to the host.
 
     Args:
-        table: float32 [rows, vocabulary]. A row with NaN has none.
-        counts: One a row, at width the vocabulary.
+        table: float32 [rows, vocabulary]; not changed until they are read.
+        counts: How many of each row, at most the vocabulary.
     """
-    width = max(counts, default=0)
-    if width == 0:
-        return [[] for _ in counts]
-    best = table.topk(width, dim=-1).values
-    last = ints_to_device([max(0, count - 1) for count in counts], table.device)
-    floors = best.gather(1, last.unsqueeze(1))
-    return [
-        _at_least(row, floor, count) if count else []
-        for row, floor, count in zip(table, floors, counts, strict=True)
-    ]
+
+    def __init__(self, table: Tensor, counts: Sequence[int]) -> None:
+        self._table, self._counts = table, counts
+        # One more than asked for: whether the last one is as likely as the next.
+        width = min(max(counts, default=0) + 1, table.shape[1])
+        values, ids = largest(table, width)
+        self._values, self._ids = HostCopy(values), HostCopy(ids)
+
+    def read(self) -> list[list[tuple[int, float]]]:
+        """Return them, best first, of equal ones the first; a row with NaN has none."""
+        values, ids = self._values.wait().tolist(), self._ids.wait().tolist()
+        return [
+            self._of_row(row, of_row[0], of_row[1], count)
+            for row, (of_row, count) in enumerate(
+                zip(zip(ids, values, strict=True), self._counts, strict=True)
+            )
+        ]
+
+    def _of_row(
+        self, row: int, ids: list[int], values: list[float], count: int
+    ) -> list[tuple[int, float]]:
+        if not count or isnan(values[0]):
+            return []
+        if count < len(values) and values[count] == values[count - 1]:
+            # topk guarantees no order among equals.
+            return _at_least(self._table[row], values[count - 1], count)
+        pairs = zip(ids[:count], values[:count], strict=True)
+        return sorted(pairs, key=_from_the_best)
 
 
-def _at_least(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]:
+def _at_least(row: Tensor, floor: float, count: int) -> list[tuple[int, float]]:
     """Return `count` values of at least `floor`, the first of those that equal it."""
     ids = torch.nonzero(row >= floor).flatten()
     values = row[ids]
@@ -99,4 +116,8 @@ def _at_least(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]
         is_first = (~above).cumsum(0) <= count - above.sum()
         ids, values = ids[above | is_first], values[above | is_first]
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
-    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    return sorted(pairs, key=_from_the_best)
+
+
+def _from_the_best(pair: tuple[int, float]) -> tuple[float, int]:
+    return -pair[1], pair[0]

@@ -16,7 +16,7 @@ from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.step_handle import ModelStepHandle
 from tandem_engine.sampling.row import Row
-from tandem_engine.sampling.step_tokens import StepTokens
+from tandem_engine.sampling.step_tokens import NO_LOGPROBS, StepTokens
 from tests.unit.engine.parallel.ranks import layout
 from tests.unit.engine.test_sampling import row
 
@@ -87,7 +87,7 @@ def handle_of(row: Row, *, reading: Any) -> ModelStepHandle:
         Step(sequence_ids=[row.sequence_id]), batch, None, Mock(), reading=reading
     )
     handle.has_copied = True
-    handle.compute(lambda step: step.set_tokens(StepTokens(torch.tensor([5]), {})))
+    handle.compute(lambda step: step.set_tokens(StepTokens(torch.tensor([5]), NO_LOGPROBS)))
     return handle
 
 

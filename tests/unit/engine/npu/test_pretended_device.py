@@ -18,9 +18,11 @@ from tandem_engine.runner.micro_batches import MicroBatches, rows_of
 from tandem_engine.runner.prompt_scoring import PromptScoring
 from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
+from tandem_engine.sampling.logprobs import logprobs_of
 from tests.pretended_device.process import Run, device_process
 from tests.pretended_device.queue import DeviceError
 from tests.pretended_device.tensors import QUEUE, DeviceTensor, current_stream
+from tests.unit.engine.test_sampling import row
 
 NPU = "npu"
 
@@ -222,3 +224,19 @@ def test_ranks_lay_steps_out_without_waiting(run: Run) -> None:
     # For the tokens: those of the step before may not be known to the host yet.
     assert waits.pop("what rank 0 hands on") == 1
     assert set(waits.values()) == {0}
+
+
+def logprobs_and_waits() -> tuple[bool, int]:
+    """Whether log-probabilities are those of the host, and waits for them behind the tokens."""
+    rows = [row(logprobs=3), row(), row(logprobs=0)]
+    logits, tokens = torch.randn(3, 50), torch.tensor([4, 5, 6])
+    expected = logprobs_of(logits, tokens, rows).read(tokens.tolist())
+    there = tokens.to(NPU)
+    pending = logprobs_of(logits.to(NPU), there, rows)
+    token_ids = HostCopy(there).wait().tolist()
+    QUEUE.waits.clear()
+    return pending.read(token_ids) == expected, sum(QUEUE.waits.values())
+
+
+def test_logprobs_come_with_the_tokens(run: Run) -> None:
+    assert run(logprobs_and_waits) == (True, 0)
