@@ -84,6 +84,14 @@ def test_blocks_that_are_swapped_are_in_order(on_device: Run, name: str, tmp_pat
     assert faults_of_ranks(tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tp2", "pp2"])
+def test_steps_that_are_replayed_are_in_order(on_device: Run, name: str, tmp_path: Path) -> None:
+    on_device(said_and_waits, tmp_path, SHAPES[name], {**FLOAT, "graph": "python"})
+
+    assert faults_of_ranks(tmp_path) == []
+
+
 def faults_without_waits(function: str, *args: Any, **kwargs: Any) -> str:
     """Answer while streams do not wait where a function has them wait."""
     run = TorchStream.run
