@@ -103,10 +103,12 @@ async def loses_a_rank(
         streams = [group.create_task(keep_streaming(client, one, is_enough)) for one in begun]
         async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(one.wait() for one in begun))
-        # A rank that is stopped holds the streams of its group open, so that however late it is
-        # killed, it is killed in some.
-        await in_thread(lambda: signal_rank(cluster, victim, "STOP"))
         await in_thread(lambda: wait_for(lambda: all_answer(service), "each group has a stream"))
+        # A rank that is stopped holds the streams of its group open, so that however late it is
+        # killed, it is killed in some. It is not stopped before: a new group gets its first stream
+        # late, and a rank that is silent for as long ends its group.
+        await in_thread(lambda: signal_rank(cluster, victim, "STOP"))
+        await in_thread(lambda: wait_for(lambda: all_answer(service), "each group has one still"))
         is_enough.set()
         await in_thread(lambda: signal_rank(cluster, victim, "KILL"))
     failed = [one.result() for one in streams if one.result()]
