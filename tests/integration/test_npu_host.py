@@ -10,7 +10,9 @@ from typing import Any, Final
 import pytest
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
+from tandem_engine.api.engine_client import OutputStream
 from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.slo import Slo
 from tandem_engine.api.timeline import Timeline
 from tandem_engine.build import build_engine
 from tests.integration.test_npu_tokens import MIX, QUESTIONS, SETTINGS, answers
@@ -20,7 +22,7 @@ from tests.pretended_device.process import Run, device_process
 from tests.pretended_device.runtime import engines_on_device
 from tests.pretended_device.tensors import QUEUE
 from tests.slow import slow_but
-from tests.tiny import TINY
+from tests.tiny import TINY, held_out
 
 TOKENS: Final = "device.host_memory.wait"
 """The one wait of most steps: for their own tokens, by an event."""
@@ -132,6 +134,51 @@ def test_blocks_go_out_and_come_back_by_copies_without_a_wait(on_device: Run) ->
     waits = compare(on_device, PARAMS, **SETTINGS["blocks that are swapped"])
 
     assert set(waits) == {TOKENS}
+
+
+async def asked_twice() -> tuple[list[str], int]:
+    """Answers while settings change, and to the same once more; tokens that the cache had."""
+    config = EngineConfig(model_path=str(TINY), dtype="float32", num_kv_blocks=512, **ASYNC)
+    engine = build_engine(config, report=print)
+    prompts = [engine.codec.encode_chat(chat.messages) for chat in held_out(QUESTIONS)]
+    said: list[str] = []
+    num_cached = 0
+    try:
+        for chunk in (16, 512):
+            streams = [
+                engine.submit(f"{chunk} {at}", prompt, PARAMS["greedy"])
+                for at, prompt in enumerate(prompts)
+            ]
+            texts = asyncio.gather(*map(text_of, streams))
+            split_fuse = MIX.split_fuse.model_copy(update={"split_chunk_tokens": chunk})
+            changed = {"split_fuse": split_fuse, "max_batch_size": 4}
+            await engine.reconfigure(ASYNC["schedule"].model_copy(update=changed), Slo())
+            said += await texts
+            num_cached += sum(stream.num_cached_tokens for stream in streams)
+    finally:
+        await engine.stop()
+    return said, num_cached
+
+
+async def text_of(stream: OutputStream) -> str:
+    return "".join([output.text async for output in stream])
+
+
+def asked_twice_on_device() -> tuple[list[str], int]:
+    with engines_on_device():
+        said = asyncio.run(asked_twice())
+    QUEUE.order.check()
+    return said
+
+
+@pytest.mark.slow
+def test_live_changes_and_cached_prefixes_change_no_answer(on_device: Run) -> None:
+    expected, _ = asyncio.run(asked_twice())
+
+    said, num_cached = on_device(asked_twice_on_device)
+
+    assert said == expected
+    assert num_cached > 0
 
 
 def recorded_steps() -> tuple[Timeline, bool]:
